@@ -16,8 +16,8 @@ pub(crate) fn print(text: &str) -> io::Result<()> {
     stdout.flush()
 }
 
-/// The addresses, then for each export the lines for mount(8), that of version 4 first, and a URL for
-/// libnfs, ready to paste.
+/// The addresses, then for each export the lines for mount(8), that of version 4 first, and a URL
+/// for libnfs, ready to paste.
 pub(crate) fn announcement(
     addresses: &[SocketAddr],
     exports: &ExportTable,
@@ -46,9 +46,9 @@ fn of_export(export: &Export, versions: NfsVersions) -> NfsVersions {
     }
 }
 
-/// Writes the ways to mount `name`. Version 4 needs the port alone, and its own not even that. Those of
-/// version 3 name the ports: without the portmapper a client would not find MOUNT. `nolock` because
-/// there is no lock manager.
+/// Writes the ways to mount `name`. Version 4 needs the port alone, and its own not even that.
+/// Those of version 3 name the ports: without the portmapper a client would not find MOUNT.
+/// `nolock` because there is no lock manager.
 fn write_mount(
     text: &mut String,
     host: SocketAddr,

@@ -20,8 +20,8 @@ fn is_name_of_helper(program: &OsStr) -> bool {
     name.is_some_and(|name| name == "mount.spillway" || name == "mount.fuse.spillway")
 }
 
-/// Whether this is `stat` with no file but numbers, or nothing: as with other programs of that name,
-/// what a server has counted.
+/// Whether this is `stat` with no file but numbers, or nothing: as with other programs of that
+/// name, what a server has counted.
 fn is_nfsstat(arguments: &[OsString]) -> bool {
     let is_number = |word: &OsString| {
         word.to_str()

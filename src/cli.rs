@@ -91,11 +91,13 @@ pub(crate) struct ServeOptions {
     #[arg(long, value_name = "SIZE")]
     memory: Option<ByteSize>,
 
-    /// How READs use the page cache; overrides the configuration file for every export [default: auto]
+    /// How READs use the page cache; overrides the configuration file for every export [default:
+    /// auto]
     #[arg(long, value_name = "MODE", value_parser = io_mode())]
     read_mode: Option<IoMode>,
 
-    /// How WRITEs use the page cache; overrides the configuration file for every export [default: auto]
+    /// How WRITEs use the page cache; overrides the configuration file for every export [default:
+    /// auto]
     #[arg(long, value_name = "MODE", value_parser = io_mode())]
     write_mode: Option<IoMode>,
 
@@ -122,8 +124,8 @@ pub(crate) struct ServeOptions {
     #[arg(long, value_name = "EVENT[,EVENT...]", value_delimiter = ',')]
     trace: Vec<Events>,
 
-    /// Address and TCP port to serve metrics on, for Prometheus, over HTTP; any peer that reaches it
-    /// can read them [default: none]
+    /// Address and TCP port to serve metrics on, for Prometheus, over HTTP; any peer that reaches
+    /// it can read them [default: none]
     #[arg(long, value_name = "ADDR:PORT")]
     metrics: Option<ListenAddress>,
 

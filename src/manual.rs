@@ -1,7 +1,8 @@
 //! `spillway man` and `spillway completions`: manual pages and completions of shells.
 //!
 //! Both come from the definition of the command line, as `--help` does. The pages for the
-//! configuration file and the FUSE mount also take their text from the documents that describe them.
+//! configuration file and the FUSE mount also take their text from the documents that describe
+//! them.
 
 mod markdown;
 
@@ -128,7 +129,8 @@ fn synopsis(command: &Command) -> Roff {
     roff
 }
 
-/// Adds `[-s|--long VALUE]`, or `VALUE` of an argument that must be given; `...` if it may be repeated.
+/// Adds `[-s|--long VALUE]`, or `VALUE` of an argument that must be given; `...` if it may be
+/// repeated.
 fn push_argument(argument: &Arg, line: &mut Vec<Inline>) {
     let (open, close) = if argument.is_required_set() { ("", "") } else { ("[", "]") };
     line.push(roman(format!(" {open}")));
@@ -204,7 +206,8 @@ fn section(name: &str) -> &'static str {
 const PROGRAM: &str = "spillway";
 const CONFIGURATION: &str = "spillway.toml";
 const MANUAL: &str = "Spillway Manual";
-/// An empty argument of roff. A page has the date of its build nowhere, so that two builds are equal.
+/// An empty argument of roff. A page has the date of its build nowhere, so that two builds are
+/// equal.
 const NO_DATE: &str = "\"\"";
 /// The commands of users beside those for files; the program itself is the first.
 const USERS: [&str; 4] = ["", "bench", "man", "completions"];

@@ -35,7 +35,8 @@ fn unfinished(file: &Path) -> PathBuf {
 }
 
 fn write(new: &Path, bytes: &[u8], metadata: &fs::Metadata) -> io::Result<()> {
-    // In a container each server has the same process number as one that was killed before its rename.
+    // In a container each server has the same process number as one that was killed before its
+    // rename.
     match fs::remove_file(new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Ok(()) | Err(_) => {}

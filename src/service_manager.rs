@@ -31,8 +31,8 @@ pub(crate) fn sockets() -> io::Result<Vec<TcpListener>> {
     (0..count).filter_map(&mut take).collect()
 }
 
-/// How often the service manager has to hear from a server that lives: twice in the time after which
-/// it takes the server for dead. `None` if it does not watch.
+/// How often the service manager has to hear from a server that lives: twice in the time after
+/// which it takes the server for dead. `None` if it does not watch.
 pub(crate) fn watchdog_period() -> Option<Duration> {
     sd_notify::watchdog_enabled().map(|timeout| timeout / 2)
 }

@@ -4,8 +4,8 @@ use std::io::{self, StdoutLock, Write};
 
 use rustix::io::Errno;
 
-/// Standard output, locked. Where the process was started without one, everything fails with EBADF, as in
-/// a program in C; Rust's own standard output would report success.
+/// Standard output, locked. Where the process was started without one, everything fails with EBADF,
+/// as in a program in C; Rust's own standard output would report success.
 pub(crate) struct Stdout(StdoutLock<'static>);
 
 pub(crate) fn lock() -> Stdout {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use proto::nfs3::{Attributes, FileHandle};
 
-/// Directories above one at most: as many as fit into the longest path (`PATH_MAX`) with names of one
-/// byte. fts(3), by which coreutils walk, ends at such a path too.
+/// Directories above one at most: as many as fit into the longest path (`PATH_MAX`) with names of
+/// one byte. fts(3), by which coreutils walk, ends at such a path too.
 const DEPTH_MAX: u32 = 4096 / 2;
 
 /// Why a walk does not enter a directory.
@@ -47,8 +47,8 @@ impl Ancestors {
     /// A directory below.
     ///
     /// # Errors
-    /// `Circular` when it is this one or above it: it has the handle of one of them, or its number in
-    /// the same file system. `TooDeep` below [`DEPTH_MAX`] others.
+    /// `Circular` when it is this one or above it: it has the handle of one of them, or its number
+    /// in the same file system. `TooDeep` below [`DEPTH_MAX`] others.
     pub(crate) fn below(
         self: &Arc<Self>,
         handle: Option<FileHandle>,

@@ -137,7 +137,8 @@ impl Command {
 /// information.
 const REMARKS: &str = "warn,spillway_rpc=info";
 
-/// Enough for walks that are as deep as `ancestors` allows. The system allocates what is used of it.
+/// Enough for walks that are as deep as `ancestors` allows. The system allocates what is used of
+/// it.
 const STACK_BYTES: usize = 256 << 20;
 
 /// Lets warnings of the client, as of a server that does not answer, read like the command's own

@@ -83,7 +83,8 @@ pub(crate) struct MountCommand {
 }
 
 /// Mounts, and in the foreground serves until it is unmounted; or changes a mounted file system.
-/// Returns [`ExitCode::SUCCESS`] only if the mount answers, or if all written data is at the server.
+/// Returns [`ExitCode::SUCCESS`] only if the mount answers, or if all written data is at the
+/// server.
 pub(crate) fn run(command: &MountCommand) -> ExitCode {
     let request = match command.request() {
         Ok(request) => request,
@@ -347,8 +348,8 @@ struct Signals {
 
 impl Signals {
     fn listen() -> io::Result<Self> {
-        // Servers print counters at SIGUSR1. Sent to all processes of the program, it must not end a
-        // mount with unsent data. Once caught, it is never again handled by default.
+        // Servers print counters at SIGUSR1. Sent to all processes of the program, it must not end
+        // a mount with unsent data. Once caught, it is never again handled by default.
         drop(signal(SignalKind::user_defined1())?);
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,

@@ -1,5 +1,5 @@
-//! Which servers run on this machine. The kernel lists the sockets that are listened on, so nothing is
-//! left over from servers that are gone.
+//! Which servers run on this machine. The kernel lists the sockets that are listened on, so nothing
+//! is left over from servers that are gone.
 
 use std::fs;
 use std::io;
@@ -84,8 +84,8 @@ fn listed(running: &[Running]) -> String {
     described.collect::<Vec<_>>().join(", ")
 }
 
-/// The control socket of the server that `which` names by its socket, state directory, configuration
-/// file or process id; without it, of the only one that runs for this user.
+/// The control socket of the server that `which` names by its socket, state directory,
+/// configuration file or process id; without it, of the only one that runs for this user.
 ///
 /// # Errors
 /// See [`FindError`].

@@ -1,7 +1,7 @@
 //! The control socket: how commands on the same machine see and change a running server.
 //!
-//! A Unix socket in the state directory. A connection carries one request and its reply, each a line
-//! of JSON: `{"version":1,"command":"status"}`, then `{"version":1,"result":{...}}` or
+//! A Unix socket in the state directory. A connection carries one request and its reply, each a
+//! line of JSON: `{"version":1,"command":"status"}`, then `{"version":1,"result":{...}}` or
 //! `{"version":1,"error":"..."}`. Only root and the server's own user are served.
 
 pub(crate) mod client;

@@ -1,5 +1,5 @@
-//! The form of a line: for a terminal or a file with the time, for the journal with its priority, for
-//! programs as JSON.
+//! The form of a line: for a terminal or a file with the time, for the journal with its priority,
+//! for programs as JSON.
 
 use std::fmt;
 use std::io;

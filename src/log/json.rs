@@ -68,8 +68,8 @@ impl Visit for Members {
     }
 }
 
-/// JSON text with what would move the cursor or reorder the line as `\uXXXX`: such characters are in
-/// strings only. Those below U+0020 are escaped already.
+/// JSON text with what would move the cursor or reorder the line as `\uXXXX`: such characters are
+/// in strings only. Those below U+0020 are escaped already.
 fn printable(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
     for char in json.chars() {

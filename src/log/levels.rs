@@ -45,8 +45,8 @@ pub(super) fn start(first: &str) -> Result<reload::Layer<EnvFilter, Registry>, S
     Ok(layer)
 }
 
-/// Sets levels: `PART=LEVEL`, `LEVEL` for all that have none of their own, or `default` for those of
-/// the start. All or none. Returns the filter in force then.
+/// Sets levels: `PART=LEVEL`, `LEVEL` for all that have none of their own, or `default` for those
+/// of the start. All or none. Returns the filter in force then.
 ///
 /// # Errors
 /// A sentence.

@@ -154,7 +154,8 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// The first cell as a tag and the others as its text, those after the second under their heads.
+    /// The first cell as a tag and the others as its text, those after the second under their
+    /// heads.
     fn table_row(&mut self) {
         let row = mem::take(&mut self.row);
         let mut text = Vec::new();

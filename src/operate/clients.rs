@@ -11,8 +11,8 @@ use crate::control::Command;
 /// List the clients of a running server
 ///
 /// Lists client addresses with their connections, calls and bytes since the server's start, and
-/// their clients of NFS version 4. `others` are hosts that no export admits, and clients for whom the
-/// server's table has no place, together. Clients that left long ago are not listed.
+/// their clients of NFS version 4. `others` are hosts that no export admits, and clients for whom
+/// the server's table has no place, together. Clients that left long ago are not listed.
 ///
 /// Exit status: 0 if the server answered, 1 if none runs or it takes no commands of this user.
 #[derive(Args)]

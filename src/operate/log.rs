@@ -10,9 +10,9 @@ use crate::control::Command;
 /// Prints the levels in force, in the form of RUST_LOG, after changing those that are given. They
 /// hold until the server ends.
 ///
-/// The parts are calls (a line for each call at debug), connections, export, inode_cache, io, mount3,
-/// nfs3, nfs4, program, rpc, server, state, vfs, or a module such as spillway_server::recovery. The
-/// levels are off, error, warn, info, debug and trace.
+/// The parts are calls (a line for each call at debug), connections, export, inode_cache, io,
+/// mount3, nfs3, nfs4, program, rpc, server, state, vfs, or a module such as
+/// spillway_server::recovery. The levels are off, error, warn, info, debug and trace.
 ///
 /// Exit status: 0 if they are in force, 1 if nothing was changed.
 #[derive(Args)]

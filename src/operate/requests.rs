@@ -12,10 +12,10 @@ use crate::flight_record;
 
 /// Show the last calls of a running server, and those in progress
 ///
-/// The server records every call, whether or not anything is traced or logged. It keeps the last 512 for
-/// each network thread, up to eight threads; more threads share these. It shows client, procedure,
-/// object, range, I/O, status, the time that the call waited for a thread, and its total time. The oldest
-/// come first.
+/// The server records every call, whether or not anything is traced or logged. It keeps the last
+/// 512 for each network thread, up to eight threads; more threads share these. It shows client,
+/// procedure, object, range, I/O, status, the time that the call waited for a thread, and its total
+/// time. The oldest come first.
 ///
 /// When a thread of the server panics, it writes the same to the file requests-at-panic.txt in its
 /// state directory.
@@ -25,8 +25,8 @@ use crate::flight_record;
 #[command(after_help = "Examples:\n  spillway requests | grep 'in progress'\n  \
                         spillway requests --min-latency 10ms")]
 pub(crate) struct Options {
-    /// Only calls that took at least this long, like 500us, 10ms or 1s, or have been in progress for
-    /// this long [default: all]
+    /// Only calls that took at least this long, like 500us, 10ms or 1s, or have been in progress
+    /// for this long [default: all]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     min_latency: Option<Duration>,
 

@@ -7,9 +7,9 @@ use crate::control::{Command, SetDone};
 
 /// Change settings of a running server, from the next request on
 ///
-/// Changes settings of an export, or of the server if no export is named. They are in force from the
-/// next request of every client on, and until the next reload or restart, unless --save keeps them
-/// in the configuration file.
+/// Changes settings of an export, or of the server if no export is named. They are in force from
+/// the next request of every client on, and until the next reload or restart, unless --save keeps
+/// them in the configuration file.
 ///
 /// Of an export: io_cache_read and io_cache_write (buffered, dontcache, direct, auto) and sync
 /// (true, false). Of an export or of the server: read_ahead and splice (true, false); a false of

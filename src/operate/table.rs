@@ -1,7 +1,7 @@
 //! Tables in text.
 
-/// Rows with every column as wide as its widest cell: the first to the left, the others to the right,
-/// but for the columns from `left_from` on.
+/// Rows with every column as wide as its widest cell: the first to the left, the others to the
+/// right, but for the columns from `left_from` on.
 pub(super) fn table(rows: &[Vec<String>], left_from: usize) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {

@@ -359,8 +359,8 @@ fn other_users_are_refused() {
     for path in ["", "state"] {
         fs::set_permissions(place.path(path), fs::Permissions::from_mode(0o755)).unwrap();
     }
-    // A copy that any user may run. It is made by a process of its own: a child of another test could
-    // inherit the descriptor that is open for writing, and then the copy cannot be executed.
+    // A copy that any user may run. It is made by a process of its own: a child of another test
+    // could inherit the descriptor that is open for writing, and then the copy cannot be executed.
     let program = place.path("spillway");
     let copied = std::process::Command::new("cp")
         .args([std::path::Path::new(env!("CARGO_BIN_EXE_spillway")), &program])

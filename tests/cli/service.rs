@@ -1,5 +1,5 @@
-//! What an installed server meets: the watchdog and the sockets of a service manager, the privileges
-//! that it keeps, and the files of `contrib`.
+//! What an installed server meets: the watchdog and the sockets of a service manager, the
+//! privileges that it keeps, and the files of `contrib`.
 
 use std::fs;
 use std::net::TcpListener;

@@ -299,9 +299,9 @@ pub(crate) fn read_what_others_cut(place: &Place) {
     server.stop(place.may_lack_direct());
 }
 
-/// link(2), again if it fails with ENOENT: a stat(2) between the reply to an UNLINK and its handling
-/// by the kernel makes the kernel count one link too few, which may be 0 (docs/mount.md). stat(2)
-/// renews the count.
+/// link(2), again if it fails with ENOENT: a stat(2) between the reply to an UNLINK and its
+/// handling by the kernel makes the kernel count one link too few, which may be 0 (docs/mount.md).
+/// stat(2) renews the count.
 fn hard_link(path: &Path, link: &Path) {
     for _ in 0..LINK_TRIES {
         match fs::hard_link(path, link) {

@@ -21,8 +21,8 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// A directory of user [`OTHER`], with a file of that user and a file and a directory of root in it;
-/// none without the right to make them.
+/// A directory of user [`OTHER`], with a file of that user and a file and a directory of root in
+/// it; none without the right to make them.
 fn of_others() -> Option<Server> {
     let server = Server::start();
     if !rustix::process::geteuid().is_root() {

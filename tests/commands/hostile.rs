@@ -199,7 +199,8 @@ impl Tree {
             return;
         }
         let repeats = self == Self::RepeatedCookies;
-        // The first directory of those with repeated cookies is listed for ever, the second is empty.
+        // The first directory of those with repeated cookies is listed for ever, the second is
+        // empty.
         let is_empty = if repeats { depth > 0 } else { cookie > 0 };
         let entries = if is_empty { vec![] } else { self.entries(depth) };
         // All repeated cookies are the same, the others go up from it.

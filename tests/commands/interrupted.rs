@@ -213,9 +213,9 @@ fn a_resumed_copy_that_replaces_its_target_begins_at_the_beginning() {
     for path in [here.parent().unwrap(), &here] {
         std::os::unix::fs::chown(path, Some(4711), Some(4711)).unwrap();
     }
-    // A copy, because the user may not be allowed into the directory that the program was built in. It
-    // is made by a process of its own: a child of another test could inherit the descriptor that is
-    // open for writing, and then the copy cannot be executed.
+    // A copy, because the user may not be allowed into the directory that the program was built in.
+    // It is made by a process of its own: a child of another test could inherit the descriptor that
+    // is open for writing, and then the copy cannot be executed.
     let program = server.beside("own/spillway");
     succeeded(Command::new("cp").arg(spillway().get_program()).arg(&program).output().unwrap());
     let mut command = Command::new(program);

@@ -1,5 +1,5 @@
-//! Lengths of functions and files. A file that is listed here may not grow; one that is not listed
-//! keeps to the limit of CONTRIBUTING.md.
+//! Lengths of functions, files and lines of comments. A file that is listed here may not grow; one
+//! that is not listed keeps to the limit of CONTRIBUTING.md.
 
 use crate::{Source, assert_none, rust_sources};
 
@@ -8,6 +8,9 @@ const FILE_LINES_MAX: usize = 600;
 
 /// The most lines of a function, from `fn` to its closing brace.
 const FUNCTION_LINES_MAX: usize = 70;
+
+/// The most columns of a comment, as rustfmt has it for code.
+const COMMENT_COLUMNS_MAX: usize = 100;
 
 /// Files that are longer, with the lines they may have.
 const LONG_FILES: &[(&str, usize)] = &[("crates/io/src/write_behind/runs.rs", 615)];
@@ -22,6 +25,21 @@ fn files_are_short() {
         .map(|(path, lines)| format!("{path}: {lines} lines"))
         .collect();
     assert_none("a file has at most 600 lines without its tests", &violations);
+}
+
+#[test]
+fn comments_are_wrapped() {
+    let is_long = |line: &str| {
+        line.trim_start().starts_with("//") && line.chars().count() > COMMENT_COLUMNS_MAX
+    };
+    let violations: Vec<_> = rust_sources()
+        .iter()
+        .flat_map(|source| {
+            let lines = source.text.lines().enumerate().filter(|(_, line)| is_long(line));
+            lines.map(|(at, _)| format!("{}:{}", source.path, at + 1)).collect::<Vec<_>>()
+        })
+        .collect();
+    assert_none("a comment has at most 100 columns", &violations);
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! The metrics: the page that explains them, and the dashboard that shows them, have those of the code.
+//! The metrics: the page that explains them, and the dashboard that shows them, have those of the
+//! code.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -277,8 +277,8 @@ fn descend(crates: &Crates, mut at: ModuleId, rest: &[String], depth: usize) -> 
     find(crates, &at, name, behind, depth).or(Some(at))
 }
 
-/// Follows `name` in the module `at`, and `behind` from there; `None` if it is neither a module, nor
-/// imported.
+/// Follows `name` in the module `at`, and `behind` from there; `None` if it is neither a module,
+/// nor imported.
 fn find(
     crates: &Crates,
     at: &ModuleId,

@@ -1,8 +1,8 @@
 //! The table "Who may import whom" of ARCHITECTURE.md.
 //!
 //! Only what stands in code spans counts: in the first column the modules that a row is about, in
-//! the second what they may import. `server::{nfs3, mount3}` means two modules, and a name without a
-//! crate a module of the row's own crate. A name stands for all that lies in it. Of several rows
+//! the second what they may import. `server::{nfs3, mount3}` means two modules, and a name without
+//! a crate a module of the row's own crate. A name stands for all that lies in it. Of several rows
 //! that a module lies in, the one that names it most closely holds.
 
 use crate::modules::{Crates, ModuleId};

@@ -65,8 +65,8 @@ fn uses_of<'a>(sources: impl Iterator<Item = &'a Source>) -> Vec<String> {
     uses
 }
 
-/// Whether the word at `at` is a word of a sentence or of a name, and neither a part of a longer word
-/// nor quoted, as the user `nobody` is.
+/// Whether the word at `at` is a word of a sentence or of a name, and neither a part of a longer
+/// word nor quoted, as the user `nobody` is.
 fn is_use(text: &str, at: usize, word: &str) -> bool {
     let (before, after) = (text[..at].chars().next_back(), text[at + word.len()..].chars().next());
     let is_letter = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric());
@@ -84,8 +84,8 @@ fn words_are_found_in_sentences_and_names() {
     assert_eq!(uses.len(), 3, "{uses:?}");
 }
 
-/// A panic while a lock is held ends one call. If the next one panicked over the poison, it would end
-/// the server.
+/// A panic while a lock is held ends one call. If the next one panicked over the poison, it would
+/// end the server.
 #[test]
 fn locks_ignore_poison() {
     let mut violations = Vec::new();

@@ -1,4 +1,5 @@
-//! The worker that moves the ends of the files: by SETATTR, by `ftruncate`, by WRITEs behind the end.
+//! The worker that moves the ends of the files: by SETATTR, by `ftruncate`, by WRITEs behind the
+//! end.
 
 use std::fs::{File, OpenOptions};
 use std::ops::Range;

@@ -83,8 +83,8 @@ figures! {
     ServerSystemSecsPerGib: "server system", "s/GiB", Lower;
     /// User and system time of the server process.
     ServerUsPerOperation: "server CPU", "us/op", Lower;
-    /// Context switches of the server's threads: how often one of them was woken for a call, or lost
-    /// its processor.
+    /// Context switches of the server's threads: how often one of them was woken for a call, or
+    /// lost its processor.
     ServerSwitchesPerOperation: "server switches", "/op", Lower;
     /// User and system time of what makes the load.
     GeneratorSecsPerGib: "generator CPU", "s/GiB", Neither;

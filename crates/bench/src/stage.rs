@@ -89,7 +89,8 @@ impl Place {
 
 /// Carries a command with a slow network out in name spaces of its own, if this kernel has them and
 /// all servers are ours to start there: by `program`, which is this one, with the same `arguments`
-/// and one option more. `None` if the command is to run here, through a relay or on the network as it is.
+/// and one option more. `None` if the command is to run here, through a relay or on the network as
+/// it is.
 ///
 /// # Errors
 /// [`Error::Program`]: `ip` or `tc` refused.
@@ -148,8 +149,8 @@ impl Stage {
     /// servers that run already is left out for them.
     ///
     /// # Errors
-    /// [`Error::Misuse`]: an option would do nothing for any target. [`Error::Machine`]: the runtime
-    /// cannot be started.
+    /// [`Error::Misuse`]: an option would do nothing for any target. [`Error::Machine`]: the
+    /// runtime cannot be started.
     pub(crate) fn set(
         options: &SurroundingsOptions,
         targets: &TargetOptions,
@@ -366,7 +367,8 @@ fn unmeasured_options() -> MountOptions {
 /// The time limit of the calls on names before and after loads.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The name of a directory of this run on a server. `what` distinguishes the directories of the run.
+/// The name of a directory of this run on a server. `what` distinguishes the directories of the
+/// run.
 pub(crate) fn own_directory(what: impl Display) -> String {
     let host = rustix::system::uname();
     let host = host.nodename().to_string_lossy().replace('/', "-");

@@ -60,9 +60,9 @@ struct Own {
 }
 
 impl Subject {
-    /// The subjects of the options: each directory in each mode and build, and each URL; all in each of
-    /// `versions`, or in version 3 if there are none. `program` is this program; `place` makes the
-    /// working directory in a given one.
+    /// The subjects of the options: each directory in each mode and build, and each URL; all in
+    /// each of `versions`, or in version 3 if there are none. `program` is this program; `place`
+    /// makes the working directory in a given one.
     ///
     /// # Errors
     /// [`Error::Misuse`]: two have one name, or an option names none of them. Those of `place`.

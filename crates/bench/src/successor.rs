@@ -38,8 +38,8 @@ pub(crate) fn carry_out(mut command: Command) -> Result<ExitStatus> {
     }
 }
 
-/// The arguments for `command`: those of this process, `bench` and the name of the experiment first,
-/// and `option` right after them. Behind a `--` of the user it would be a target.
+/// The arguments for `command`: those of this process, `bench` and the name of the experiment
+/// first, and `option` right after them. Behind a `--` of the user it would be a target.
 pub(crate) fn arguments_with(arguments: &[OsString], option: &[&str]) -> Vec<OsString> {
     let (experiment, own) = arguments.split_at(arguments.len().min(2));
     let option: Vec<_> = option.iter().map(OsString::from).collect();

@@ -104,7 +104,8 @@ impl MountRequest {
     pub fn apply(&mut self, list: &str, unknown: Unknown) -> Result<(), OptionError> {
         let has = |prefix| list.split(',').any(|text| text.starts_with(prefix));
         if has("remount") && has("user_id=") {
-            // mount(8) has read them from the mounted file system, and has left out what is not set.
+            // mount(8) has read them from the mounted file system, and has left out what is not
+            // set.
             self.fuse.flags = MountFlags { dev: true, suid: true, exec: true };
         }
         for text in list.split(',').filter(|text| !text.is_empty()) {

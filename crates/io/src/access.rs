@@ -5,16 +5,17 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::fs::Access;
 
-/// Checks the permissions of the object behind `fd` (which may be an `O_PATH` descriptor) for the identity that this
-/// thread acts as: access control lists and security modules count, the process's real user does not.
+/// Checks the permissions of the object behind `fd` (which may be an `O_PATH` descriptor) for the
+/// identity that this thread acts as: access control lists and security modules count, the
+/// process's real user does not.
 ///
 /// # Errors
 /// EACCES when the kernel denies it, EROFS for writing on a read-only file system.
 pub fn check_access(fd: BorrowedFd<'_>, wanted: Access) -> io::Result<()> {
     // rustix and glibc offer faccessat2 without AT_EMPTY_PATH or by the real user only.
     //
-    // SAFETY: the path is a NUL-terminated string that lives forever, the descriptor is open for as long as the
-    // borrow, and the call writes no memory.
+    // SAFETY: the path is a NUL-terminated string that lives forever, the descriptor is open for as
+    // long as the borrow, and the call writes no memory.
     let result = unsafe {
         libc::syscall(
             libc::SYS_faccessat2,

@@ -1,4 +1,5 @@
-//! Changes of attributes and names of single files by other processes: fanotify(7) with file handles.
+//! Changes of attributes and names of single files by other processes: fanotify(7) with file
+//! handles.
 //!
 //! The kernel reports who made a change, so that those of this process are left out. It reports it
 //! after the fact: who reads the events knows of a change a moment after it was made.
@@ -6,11 +7,11 @@
 //! Without CAP_SYS_ADMIN the kernel bounds the number of watches of a user
 //! (`fs.fanotify.max_user_marks`), and reports no other processes by name, which is enough.
 //!
-//! The mark of a file can be removed only by a process that may read the file, which another user or
-//! the server's own may have changed since it was set. Such a mark stays with the file, until the
-//! kernel drops the inode from memory. So that their number is bounded, the marks of the other files
-//! are set anew in another fanotify group from time to time, and the group with the abandoned marks
-//! is closed.
+//! The mark of a file can be removed only by a process that may read the file, which another user
+//! or the server's own may have changed since it was set. Such a mark stays with the file, until
+//! the kernel drops the inode from memory. So that their number is bounded, the marks of the other
+//! files are set anew in another fanotify group from time to time, and the group with the abandoned
+//! marks is closed.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -35,8 +36,8 @@ const CHANGES: u64 = libc::FAN_ATTRIB | libc::FAN_MOVE_SELF;
 /// Bytes of events that one system call returns: about 60 of them.
 const EVENT_BUFFER_BYTES: usize = 4096;
 
-/// The group is replaced if there is an abandoned mark for each so many watched inodes: an abandoned
-/// mark then costs so many system calls at most.
+/// The group is replaced if there is an abandoned mark for each so many watched inodes: an
+/// abandoned mark then costs so many system calls at most.
 const WATCHED_FOR_ABANDONED: usize = 16;
 /// Sooner it is not replaced, because it may be refused.
 const RENEWAL_MIN: Duration = Duration::from_secs(1);
@@ -56,8 +57,8 @@ struct Table {
     group: Arc<OwnedFd>,
     /// Files of different file systems can have one handle: a snapshot beside its origin.
     watched: HashMap<KernelHandle, Vec<Watched>>,
-    /// Inodes that have a mark in the group though nothing watches them. The kernel may have dropped
-    /// some of these marks.
+    /// Inodes that have a mark in the group though nothing watches them. The kernel may have
+    /// dropped some of these marks.
     abandoned: HashSet<InodeId>,
 }
 
@@ -83,13 +84,13 @@ pub struct AttributeWatch {
 }
 
 impl AttributeWatches {
-    /// Starts the thread. It calls `on_change` with the number of each watched file that another process
-    /// has changed, and of all if events are lost. It ends within a second after this and the last watch
-    /// are dropped.
+    /// Starts the thread. It calls `on_change` with the number of each watched file that another
+    /// process has changed, and of all if events are lost. It ends within a second after this and
+    /// the last watch are dropped.
     ///
     /// # Errors
-    /// `EPERM` or `EINVAL` where the kernel lacks it (before Linux 5.13 without CAP_SYS_ADMIN), `EMFILE`
-    /// at the limit of groups of a user; the thread cannot be started.
+    /// `EPERM` or `EINVAL` where the kernel lacks it (before Linux 5.13 without CAP_SYS_ADMIN),
+    /// `EMFILE` at the limit of groups of a user; the thread cannot be started.
     pub fn start(on_change: impl Fn(u64) + Send + 'static) -> io::Result<Arc<Self>> {
         let group = Arc::new(new_group()?);
         let (watched, abandoned) = (HashMap::new(), HashSet::new());
@@ -103,8 +104,8 @@ impl AttributeWatches {
     /// Watches the file of `fd`. `file` is its number for `on_change`.
     ///
     /// # Errors
-    /// Those of `fstat`; `ENOSPC` at the limit of watches; `ENODEV`, `EOPNOTSUPP` or `EXDEV` where the file system has no
-    /// handles or no number.
+    /// Those of `fstat`; `ENOSPC` at the limit of watches; `ENODEV`, `EOPNOTSUPP` or `EXDEV` where
+    /// the file system has no handles or no number.
     pub fn watch(self: &Arc<Self>, fd: Arc<OwnedFd>, file: u64) -> io::Result<AttributeWatch> {
         let handle = name_to_handle(fd.as_fd(), None)?;
         let stat = fstat(&fd)?;
@@ -148,12 +149,12 @@ impl AttributeWatches {
         abandoned > 0 && (since >= RENEWAL_MAX || since >= RENEWAL_MIN && is_many)
     }
 
-    /// Replaces the group by one without abandoned marks. A file that may not be marked again counts as
-    /// changed: its permissions were.
+    /// Replaces the group by one without abandoned marks. A file that may not be marked again
+    /// counts as changed: its permissions were.
     ///
     /// # Errors
-    /// `EMFILE` at the limit of groups or descriptors, `ENOSPC` at that of watches, of which it takes as
-    /// many again. The old group stays.
+    /// `EMFILE` at the limit of groups or descriptors, `ENOSPC` at that of watches, of which it
+    /// takes as many again. The old group stays.
     fn renew(&self, on_change: &impl Fn(u64)) -> io::Result<()> {
         let group = Arc::new(new_group()?);
         let mut unmarked = Vec::new();
@@ -216,8 +217,8 @@ impl Watched {
 }
 
 impl AttributeWatch {
-    /// Whether a change has been reported since the watch began. Who relies on the file from now on was
-    /// not there to take notice of it.
+    /// Whether a change has been reported since the watch began. Who relies on the file from now on
+    /// was not there to take notice of it.
     #[must_use]
     pub fn has_changed(&self) -> bool {
         self.has_changed.load(Ordering::Acquire)
@@ -261,8 +262,8 @@ impl<'a> Event<'a> {
         Some((Self { mask: u64::from_ne_bytes(mask), pid, information: &event[head..] }, rest))
     }
 
-    /// The handle in `struct fanotify_event_info_fid`: a head of 4 bytes, the number of the file system
-    /// in 8, and a `struct file_handle`.
+    /// The handle in `struct fanotify_event_info_fid`: a head of 4 bytes, the number of the file
+    /// system in 8, and a `struct file_handle`.
     fn handle(&self) -> Option<KernelHandle> {
         if *self.information.first()? != libc::FAN_EVENT_INFO_TYPE_FID {
             return None;
@@ -277,8 +278,8 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-/// A fanotify group without marks. Its queue has a limit, and its marks have one where the process is
-/// unprivileged.
+/// A fanotify group without marks. Its queue has a limit, and its marks have one where the process
+/// is unprivileged.
 fn new_group() -> io::Result<OwnedFd> {
     let flags = libc::FAN_CLASS_NOTIF | libc::FAN_REPORT_FID;
     let flags = flags | libc::FAN_CLOEXEC | libc::FAN_NONBLOCK;
@@ -291,8 +292,8 @@ fn new_group() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Marks a file. The mark goes with the inode when the kernel needs the memory, which it does not while
-/// the file is open.
+/// Marks a file. The mark goes with the inode when the kernel needs the memory, which it does not
+/// while the file is open.
 fn add_mark(group: &OwnedFd, fd: &OwnedFd) -> io::Result<()> {
     match mark(group, libc::FAN_MARK_ADD | libc::FAN_MARK_EVICTABLE, fd.as_raw_fd()) {
         // Before Linux 5.19 the flag is unknown, and the mark keeps the inode.
@@ -304,8 +305,8 @@ fn add_mark(group: &OwnedFd, fd: &OwnedFd) -> io::Result<()> {
 }
 
 fn mark(group: &OwnedFd, how: libc::c_uint, file: RawFd) -> io::Result<()> {
-    // SAFETY: both descriptors are open. Without a path the mark is of the descriptor's own file, and
-    // the kernel reads no memory of this process.
+    // SAFETY: both descriptors are open. Without a path the mark is of the descriptor's own file,
+    // and the kernel reads no memory of this process.
     let failed =
         unsafe { libc::fanotify_mark(group.as_raw_fd(), how, CHANGES, file, std::ptr::null()) };
     if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -442,8 +443,8 @@ mod tests {
         assert_eq!(changes.recv_timeout(SOON), Ok(1));
     }
 
-    /// Runs `act` as a user who is not root; `None`, with the reason printed, if there is none who may
-    /// not read `unreadable`.
+    /// Runs `act` as a user who is not root; `None`, with the reason printed, if there is none who
+    /// may not read `unreadable`.
     fn unprivileged<T: Send>(
         unreadable: &NamedTempFile,
         act: impl FnOnce() -> T + Send,

@@ -70,8 +70,8 @@ pub struct BufferTooLarge {
 }
 
 impl BufferPool {
-    /// The part of huge pages that no buffer uses yet, at most: less than one for each size that lies
-    /// in huge pages. It is outside the budget.
+    /// The part of huge pages that no buffer uses yet, at most: less than one for each size that
+    /// lies in huge pages. It is outside the budget.
     pub const SLAB_REST_BYTES_MAX: usize = (CLASSES - 1) * HUGE_PAGE_BYTES;
 
     /// A pool that maps at most `budget_bytes`, and nothing before the first request.
@@ -91,9 +91,9 @@ impl BufferPool {
         })
     }
 
-    /// A buffer with a capacity of at least `len` bytes, for a client. Waits while the budget or the
-    /// client's share is used up: clients are served in turn, the requests of one client in order.
-    /// Dropping the future gives up the place in the queue, and nothing else.
+    /// A buffer with a capacity of at least `len` bytes, for a client. Waits while the budget or
+    /// the client's share is used up: clients are served in turn, the requests of one client in
+    /// order. Dropping the future gives up the place in the queue, and nothing else.
     ///
     /// # Errors
     /// [`BufferTooLarge`] at once, when no wait could satisfy the request.

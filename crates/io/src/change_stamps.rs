@@ -6,9 +6,9 @@
 //! with them is from before it: a client that caches the two together never sees the change.
 //!
 //! So while a change is at work, everybody else sees a [`Stamp`] from before it, which is
-//! [published](ChangeStamps::begin_alone) for that time. [`ChangeStamps::seen`] decides which of the
-//! two counts, after the attributes were read and never before: a change that is at work then, or has
-//! ended since shortly before the reading, hides what was read.
+//! [published](ChangeStamps::begin_alone) for that time. [`ChangeStamps::seen`] decides which of
+//! the two counts, after the attributes were read and never before: a change that is at work then,
+//! or has ended since shortly before the reading, hides what was read.
 //!
 //! Changes that share the inode take effect one after the other, each at its end. The one that ends
 //! last leaves the kernel's times behind. The others' ends are shown with a ctime of their own, one
@@ -30,10 +30,10 @@ use std::time::Duration;
 
 use crate::sync::{Mutex, MutexGuard};
 
-/// The longest time from the start of a system call until it stamps the inode, or from the end of one
-/// that it waits for: a processor, a lock of the kernel's, the journal. Also the longest time from an
-/// end until it is noted. A stamp at another time is taken for that of a local process. If it is not,
-/// clients read again what they have cached, and no reply is wrong.
+/// The longest time from the start of a system call until it stamps the inode, or from the end of
+/// one that it waits for: a processor, a lock of the kernel's, the journal. Also the longest time
+/// from an end until it is noted. A stamp at another time is taken for that of a local process. If
+/// it is not, clients read again what they have cached, and no reply is wrong.
 const STAMP_DELAY: Duration = Duration::from_millis(100);
 
 /// Seconds since 1970 and nanoseconds below 1,000,000,000.
@@ -61,9 +61,9 @@ impl Stamp {
         self == earlier || self.ctime > earlier.ctime
     }
 
-    /// The same with the first times after `earlier`. The mtime is one of these too: the kernel's may
-    /// be that of a change that was at work meanwhile. A client that had it would take that change for
-    /// one of attributes alone when it next sees another ctime, after a LINK of its own.
+    /// The same with the first times after `earlier`. The mtime is one of these too: the kernel's
+    /// may be that of a change that was at work meanwhile. A client that had it would take that
+    /// change for one of attributes alone when it next sees another ctime, after a LINK of its own.
     fn right_after(self, earlier: &Self) -> Self {
         let (seconds, nanoseconds) = earlier.ctime;
         let ctime = match nanoseconds {
@@ -110,14 +110,14 @@ impl Lengths {
     }
 }
 
-/// The attributes before and after a change, as `wcc_data` returns them. Nothing but the change lies
-/// between the two.
+/// The attributes before and after a change, as `wcc_data` returns them. Nothing but the change
+/// lies between the two.
 pub type Pair = (Stamp, Stamp);
 
-/// The stamps between `count` changes that were made one after the other and together have this pair:
-/// `count - 1` of them, each one nanosecond after the one before, so that the pairs form a chain and
-/// none covers another's change. All are those of the pair if the kernel's clock has not gone on,
-/// as they would have been with a look after each change. `None` if there is no room.
+/// The stamps between `count` changes that were made one after the other and together have this
+/// pair: `count - 1` of them, each one nanosecond after the one before, so that the pairs form a
+/// chain and none covers another's change. All are those of the pair if the kernel's clock has not
+/// gone on, as they would have been with a look after each change. `None` if there is no room.
 #[must_use]
 pub fn stamps_between((before, after): Pair, count: usize) -> Option<Vec<Stamp>> {
     let between = count.saturating_sub(1);
@@ -208,8 +208,8 @@ struct Shown {
 }
 
 impl ChangeStamps {
-    /// Begins a change that has the inode to itself and may give it `lengths`. `before` is the stamp
-    /// from before it, read after `since` and while the caller kept all other changes away.
+    /// Begins a change that has the inode to itself and may give it `lengths`. `before` is the
+    /// stamp from before it, read after `since` and while the caller kept all other changes away.
     pub fn begin_alone(&self, (before, since): (Stamp, Moment), lengths: Lengths) {
         let mut state = self.lock();
         debug_assert_eq!(state.at_work, 0, "two changes at once, one of them alone");
@@ -251,10 +251,10 @@ impl ChangeStamps {
         }
     }
 
-    /// The stamps before and after a change that is alone, all of which is done, and that began with
-    /// `before`. They differ from what the change itself saw if a local process's change was shown
-    /// meanwhile: the pair must not cover that. `look` reads the stamp and may block; `renew` as in
-    /// [`Self::end_shared`].
+    /// The stamps before and after a change that is alone, all of which is done, and that began
+    /// with `before`. They differ from what the change itself saw if a local process's change was
+    /// shown meanwhile: the pair must not cover that. `look` reads the stamp and may block; `renew`
+    /// as in [`Self::end_shared`].
     pub fn pair_alone(
         &self,
         before: Stamp,
@@ -271,10 +271,10 @@ impl ChangeStamps {
     }
 
     /// Ends a change that shares the inode and has all its data in place, up to the offset `end`.
-    /// `look` reads the stamp, at once; `renew` has the kernel renew the ctime, which is needed where
-    /// its clock is so coarse, or was set back, that the stamp is not later than the one shown.
-    /// Returns the stamps before and after, or `None` where no pair would be true: `look` failed, or
-    /// the clock stands still.
+    /// `look` reads the stamp, at once; `renew` has the kernel renew the ctime, which is needed
+    /// where its clock is so coarse, or was set back, that the stamp is not later than the one
+    /// shown. Returns the stamps before and after, or `None` where no pair would be true: `look`
+    /// failed, or the clock stands still.
     pub fn end_shared(
         &self,
         clock: &ChangeClock,
@@ -315,8 +315,8 @@ impl ChangeStamps {
         self.lock().end_one(clock);
     }
 
-    /// The stamp for a reply, of one that was read after `since`: itself, unless it may be that of a
-    /// change that was at work when it was read.
+    /// The stamp for a reply, of one that was read after `since`: itself, unless it may be that of
+    /// a change that was at work when it was read.
     pub fn seen(&self, read: Stamp, since: Moment) -> Stamp {
         let mut state = self.lock();
         let has_ended = state.ended.is_some_and(|ended| ended >= since);

@@ -1,11 +1,11 @@
 //! Exact knowledge of finished writes: inotify watches on single files.
 //!
-//! The kernel queues `IN_MODIFY` after a write's data is in place and before the system call returns.
-//! That is so for `write` and its kin, past the page cache too, `sendfile`, `splice`,
-//! `copy_file_range`, `truncate` and `fallocate`, and before an io_uring completion can be seen.
-//! So a reader of the queue finds the event of a call that has returned, however long the
-//! call took. These raise **no** event: stores through a mapping, `io_submit` (the older asynchronous
-//! I/O), and users of a file inside the kernel (an overlay above it, a loop device on it).
+//! The kernel queues `IN_MODIFY` after a write's data is in place and before the system call
+//! returns. That is so for `write` and its kin, past the page cache too, `sendfile`, `splice`,
+//! `copy_file_range`, `truncate` and `fallocate`, and before an io_uring completion can be seen. So
+//! a reader of the queue finds the event of a call that has returned, however long the call took.
+//! These raise **no** event: stores through a mapping, `io_submit` (the older asynchronous I/O),
+//! and users of a file inside the kernel (an overlay above it, a loop device on it).
 
 use std::collections::HashMap;
 use std::fmt;
@@ -30,8 +30,8 @@ pub struct ChangeWatches(Arc<Shared>);
 #[derive(Default)]
 struct Shared {
     inotify: OnceLock<OwnedFd>,
-    /// By the kernel's number of the watch. The lock is held over the system calls that add and remove
-    /// watches and read events, none of which waits for a disk.
+    /// By the kernel's number of the watch. The lock is held over the system calls that add and
+    /// remove watches and read events, none of which waits for a disk.
     watches: Mutex<HashMap<i32, Entry>>,
 }
 

@@ -24,8 +24,8 @@ pub fn clone_range(
         dest_offset: to,
     };
     let fd = destination.as_raw_fd();
-    // SAFETY: both descriptors are open for as long as the borrows; the request takes a pointer to a
-    // `file_clone_range`, which it reads before it returns.
+    // SAFETY: both descriptors are open for as long as the borrows; the request takes a pointer to
+    // a `file_clone_range`, which it reads before it returns.
     let result = unsafe { libc::ioctl(fd, libc::FICLONERANGE, &raw const argument) };
     if result == 0 {
         return Ok(());

@@ -48,7 +48,8 @@ pub fn read_at(fd: BorrowedFd<'_>, buf: &mut [u8], offset: u64) -> io::Result<us
 }
 
 /// Reads `range` of a file into the page cache, as one request as far as the device takes it: the
-/// kernel judges by the length that is asked for. Returns the bytes read, fewer at the end of the file.
+/// kernel judges by the length that is asked for. Returns the bytes read, fewer at the end of the
+/// file.
 ///
 /// # Errors
 /// As [`read_at`].
@@ -66,9 +67,9 @@ pub fn read_into_cache(fd: BorrowedFd<'_>, range: ByteRange) -> io::Result<u64> 
         let offset = libc::off_t::try_from(range.offset() + done)
             .map_err(|_| io::Error::from(Errno::INVAL))?;
         let count = libc::c_int::try_from(count).expect("DISCARDED_PARTS at most");
-        // SAFETY: each of the first `count` parts is within `discarded`, which outlives the call and
-        // which no reference is to meanwhile. The kernel may write it in any order and number of
-        // times: it is never read.
+        // SAFETY: each of the first `count` parts is within `discarded`, which outlives the call
+        // and which no reference is to meanwhile. The kernel may write it in any order and number
+        // of times: it is never read.
         let got = unsafe { libc::preadv(fd.as_raw_fd(), parts.as_ptr(), count, offset) };
         match u64::try_from(got) {
             Ok(0) => break,
@@ -148,8 +149,8 @@ pub fn write_at(fd: BorrowedFd<'_>, data: &[u8], offset: u64) -> Result<usize, W
     write_all(data, offset, |part, offset| pwrite(fd, part, offset))
 }
 
-/// [`write_at`] of data in several parts, adjacent in the file and anywhere in memory. Its length is
-/// that of all parts.
+/// [`write_at`] of data in several parts, adjacent in the file and anywhere in memory. Its length
+/// is that of all parts.
 ///
 /// # Errors
 /// As [`write_at`].
@@ -165,8 +166,9 @@ pub fn write_parts_at(
 }
 
 /// [`write_parts_at`] through the page cache, out of which the kernel drops the data once it is on
-/// the disk (`RWF_DONTCACHE`, since Linux 6.14). It starts to write back at once and in the caller's
-/// time, which makes many small writes of this kind slower than plain ones before Linux 7.2.
+/// the disk (`RWF_DONTCACHE`, since Linux 6.14). It starts to write back at once and in the
+/// caller's time, which makes many small writes of this kind slower than plain ones before Linux
+/// 7.2.
 ///
 /// `None`, with nothing written, if the kernel or the file system does not know such writes; asking
 /// again for files of it is pointless, and [`write_parts_at`] serves.
@@ -230,8 +232,8 @@ pub(crate) fn write_all_parts(
     })
 }
 
-/// Writes `len` bytes at `offset`, or all up to the first error. `write_from` tries one write of what
-/// lies behind so many bytes.
+/// Writes `len` bytes at `offset`, or all up to the first error. `write_from` tries one write of
+/// what lies behind so many bytes.
 fn write_steps(
     len: usize,
     offset: u64,

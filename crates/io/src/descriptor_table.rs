@@ -25,10 +25,11 @@ pub fn raise_open_file_limit() -> u64 {
 
 /// Gives the kernel's table room for at least `descriptors`, which lie below the limit.
 ///
-/// The kernel doubles a full table while a thread waits in `accept4`, `openat2` or another call, and
-/// in a process with threads that call, and each other call for a new descriptor, waits for an RCU
-/// grace period: seconds on busy processors (`expand_fdtable` in the kernel's `fs/file.c`). A table
-/// never shrinks, so only a call of this function waits. The room costs 8 bytes for each descriptor.
+/// The kernel doubles a full table while a thread waits in `accept4`, `openat2` or another call,
+/// and in a process with threads that call, and each other call for a new descriptor, waits for an
+/// RCU grace period: seconds on busy processors (`expand_fdtable` in the kernel's `fs/file.c`). A
+/// table never shrinks, so only a call of this function waits. The room costs 8 bytes for each
+/// descriptor.
 ///
 /// # Errors
 /// `descriptors` is beyond the limit, or memory is short.

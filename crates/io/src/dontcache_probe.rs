@@ -25,10 +25,10 @@ pub enum DontCacheVerdict {
     NoSlower,
 }
 
-/// Tries, from Linux 7.2 on, `RWF_DONTCACHE` writes against plain ones in a [`WriteBehind`] window, on an unnamed file
-/// in `directory`: streams of 47,008-byte and of 1 MiB writes, in turns, compared by their medians.
-/// Blocks for about 200 ms, longer only if the disk takes longer for a single turn of each, and
-/// writes 32 MiB at most.
+/// Tries, from Linux 7.2 on, `RWF_DONTCACHE` writes against plain ones in a [`WriteBehind`] window,
+/// on an unnamed file in `directory`: streams of 47,008-byte and of 1 MiB writes, in turns,
+/// compared by their medians. Blocks for about 200 ms, longer only if the disk takes longer for a
+/// single turn of each, and writes 32 MiB at most.
 ///
 /// # Errors
 /// `EIO` and other failures of the disk. A missing or forbidden feature is no error but
@@ -62,8 +62,8 @@ fn compare(file: &Arc<OwnedFd>) -> io::Result<DontCacheVerdict> {
 }
 
 /// Whether the kernel of this release gathers such writes before it writes them back, as Linux does
-/// since 7.2. Before, each write begins its own write-back and waits for a place in the disk's queue:
-/// short streams do not show how slow that gets in long ones.
+/// since 7.2. Before, each write begins its own write-back and waits for a place in the disk's
+/// queue: short streams do not show how slow that gets in long ones.
 fn flushes_in_batches(release: &str) -> bool {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
     match (numbers.next(), numbers.next()) {

@@ -1,8 +1,8 @@
 //! Detects that a file is being filled, by however many writers that take turns in it.
 //!
-//! A writer among many leaves out all that the others write, and when they drift apart none of them is
-//! a stream ([`Streams`](crate::Streams)). Together they still go through the file from one end to the
-//! other, in one or a few *fronts*, and write about each byte once.
+//! A writer among many leaves out all that the others write, and when they drift apart none of them
+//! is a stream ([`Streams`](crate::Streams)). Together they still go through the file from one end
+//! to the other, in one or a few *fronts*, and write about each byte once.
 
 use crate::byte_range::ByteRange;
 
@@ -13,8 +13,8 @@ const APART_BYTES_MAX: u64 = 16 << 20;
 /// A file is judged by about so many of the bytes that were written last: some times as many as
 /// clients have in flight.
 const JUDGED_BYTES_MAX: u64 = 64 << 20;
-/// Of so many parts of what the fronts pass, the writes cover one at least. Each front of writers that
-/// fill the file together passes all of it; of random writes of 64 KiB they cover a 30th.
+/// Of so many parts of what the fronts pass, the writes cover one at least. Each front of writers
+/// that fill the file together passes all of it; of random writes of 64 KiB they cover a 30th.
 const PASSED_PARTS_MAX: u64 = 16;
 /// Of so many parts of the writes, one at most lies far from all fronts.
 const SCATTERED_PARTS_MIN: u64 = 4;
@@ -60,8 +60,8 @@ impl Fronts {
         }
     }
 
-    /// The bytes of the latest writes if these fill the file; 0 if they are scattered, or write the same
-    /// bytes again and again.
+    /// The bytes of the latest writes if these fill the file; 0 if they are scattered, or write the
+    /// same bytes again and again.
     #[must_use]
     pub fn filled_bytes(&self) -> u64 {
         let fills = self.written_bytes >= self.passed_bytes / PASSED_PARTS_MAX
@@ -70,7 +70,8 @@ impl Fronts {
         if fills { self.written_bytes } else { 0 }
     }
 
-    /// Whether the latest writes leave out part of the file, as those of writers do that are far apart.
+    /// Whether the latest writes leave out part of the file, as those of writers do that are far
+    /// apart.
     #[must_use]
     pub fn have_gaps(&self) -> bool {
         self.written_bytes < self.passed_bytes / 4 * COVERED_QUARTERS_MIN
@@ -171,8 +172,8 @@ mod tests {
     }
 
     proptest! {
-        /// However many they are, and in whatever order they come, as long as all are near one front: the
-        /// first is less than two records of each further than the drift.
+        /// However many they are, and in whatever order they come, as long as all are near one
+        /// front: the first is less than two records of each further than the drift.
         #[test]
         fn writers_that_take_turns_fill_a_file(
             writers in 1..100u64,

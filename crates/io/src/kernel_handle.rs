@@ -37,8 +37,8 @@ pub struct KernelHandle {
 }
 
 impl Hash for KernelHandle {
-    /// Hashes a sum of the words of the handle. A keyed hash of all of its 40 bytes takes a tenth of
-    /// the instructions of a small READ, and the kernel makes the handles, not a peer.
+    /// Hashes a sum of the words of the handle. A keyed hash of all of its 40 bytes takes a tenth
+    /// of the instructions of a small READ, and the kernel makes the handles, not a peer.
     fn hash<H: Hasher>(&self, state: &mut H) {
         let (words, _) = self.bytes.as_chunks::<8>();
         let add = |sum: u64, word: &[u8; 8]| {
@@ -153,8 +153,9 @@ pub fn open_by_handle(
 ) -> io::Result<OwnedFd> {
     for _ in 1..OPENS_MAX {
         match open_by_handle_once(mount, handle, flags) {
-            // The handle of a deleted file whose inode number a new file is about to get: until that
-            // is made, `iget_locked` returns no inode, as if there were no memory (ext4, f2fs).
+            // The handle of a deleted file whose inode number a new file is about to get: until
+            // that is made, `iget_locked` returns no inode, as if there were no memory (ext4,
+            // f2fs).
             Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => {
                 std::thread::sleep(OPENS_APART);
             }

@@ -35,8 +35,8 @@ impl KernelReadAhead {
     }
 
     /// Bytes that the kernel reads at once for a read of `len` bytes that goes on where another
-    /// ended: what it reads ahead, or a longer read as far as one request goes. 0 if it does not read
-    /// ahead.
+    /// ended: what it reads ahead, or a longer read as far as one request goes. 0 if it does not
+    /// read ahead.
     #[must_use]
     pub fn at_once_bytes(&self, len: u64) -> u64 {
         match self.ahead_bytes {

@@ -1,9 +1,10 @@
-//! Read leases (`F_SETLEASE`, fcntl(2)): the kernel lets no other description be opened for writing, nor
-//! the file be cut, before the holder has given the lease up, or `/proc/sys/fs/lease-break-time` is
-//! over.
+//! Read leases (`F_SETLEASE`, fcntl(2)): the kernel lets no other description be opened for
+//! writing, nor the file be cut, before the holder has given the lease up, or
+//! `/proc/sys/fs/lease-break-time` is over.
 //!
-//! It is blind to changes of names and attributes ([`AttributeWatches`](crate::AttributeWatches)). A lease is refused while the file is open for
-//! writing, to whom does not own the file without CAP_LEASE, and by some file systems.
+//! It is blind to changes of names and attributes ([`AttributeWatches`](crate::AttributeWatches)).
+//! A lease is refused while the file is open for writing, to whom does not own the file without
+//! CAP_LEASE, and by some file systems.
 //!
 //! The kernel reports a break by SIGIO. It is sent to one thread, which blocks it for itself: so no
 //! other thread sees it, and whichever signals were merged, that thread asks for the state of every
@@ -33,9 +34,9 @@ pub struct Lease {
 }
 
 impl Leases {
-    /// Starts the thread. It calls `on_break` with the number of a file once a second, and at once after
-    /// a signal, as long as another description waits for its lease. It ends within a second after the
-    /// last lease and this are dropped.
+    /// Starts the thread. It calls `on_break` with the number of a file once a second, and at once
+    /// after a signal, as long as another description waits for its lease. It ends within a second
+    /// after the last lease and this are dropped.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -56,13 +57,13 @@ impl Leases {
         Ok(leases)
     }
 
-    /// Takes a read lease by a descriptor that is open for reading alone; `None` while the file is open
-    /// for writing. `file` is its number for `on_break`. An earlier lease of the file is not watched any
-    /// more: it is about to be dropped.
+    /// Takes a read lease by a descriptor that is open for reading alone; `None` while the file is
+    /// open for writing. `file` is its number for `on_break`. An earlier lease of the file is not
+    /// watched any more: it is about to be dropped.
     ///
     /// # Errors
-    /// `EACCES` for a file of another user without CAP_LEASE; `EINVAL` and others where there are no
-    /// leases.
+    /// `EACCES` for a file of another user without CAP_LEASE; `EINVAL` and others where there are
+    /// no leases.
     pub fn take(self: &Arc<Self>, fd: Arc<OwnedFd>, file: u64) -> io::Result<Option<Lease>> {
         own_signals(fd.as_raw_fd(), self.thread)?;
         // In the table first: the lease may be broken at once.
@@ -123,8 +124,8 @@ fn watch(leases: &Weak<Leases>, on_break: impl Fn(u64)) {
 }
 
 fn signals() -> libc::sigset_t {
-    // SAFETY: all bits zero are a `sigset_t`, which `sigemptyset` initialises; SIGIO is a signal. The
-    // pointers are to a local variable, and neither call keeps them.
+    // SAFETY: all bits zero are a `sigset_t`, which `sigemptyset` initialises; SIGIO is a signal.
+    // The pointers are to a local variable, and neither call keeps them.
     unsafe {
         let mut set = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);
@@ -160,19 +161,19 @@ struct Owner {
 const F_SETOWN_EX: libc::c_int = 15;
 const F_OWNER_TID: libc::c_int = 0;
 
-/// Has the signals of a descriptor sent to one thread. Without this the kernel would send SIGIO to the
-/// process, which ends it.
+/// Has the signals of a descriptor sent to one thread. Without this the kernel would send SIGIO to
+/// the process, which ends it.
 fn own_signals(fd: RawFd, thread: libc::pid_t) -> io::Result<()> {
     let owner = Owner { kind: F_OWNER_TID, id: thread };
-    // SAFETY: the caller has the descriptor open; the command reads an `f_owner_ex`, which outlives the
-    // call, and keeps none of it.
+    // SAFETY: the caller has the descriptor open; the command reads an `f_owner_ex`, which outlives
+    // the call, and keeps none of it.
     let failed = unsafe { libc::fcntl(fd, F_SETOWN_EX, &raw const owner) };
     if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 fn control(fd: RawFd, command: libc::c_int, argument: libc::c_int) -> io::Result<libc::c_int> {
-    // SAFETY: the caller has the descriptor open; F_SETLEASE and F_GETLEASE take an integer and touch
-    // no memory of this process.
+    // SAFETY: the caller has the descriptor open; F_SETLEASE and F_GETLEASE take an integer and
+    // touch no memory of this process.
     let result = unsafe { libc::fcntl(fd, command, argument) };
     if result >= 0 { Ok(result) } else { Err(io::Error::last_os_error()) }
 }

@@ -15,8 +15,8 @@
 //! - [`KernelHandle`]: names for files that survive a rename and a restart;
 //! - [`read_at`], [`write_at`], [`write_parts_at`], [`try_read_at_nowait`]: positioned reads and
 //!   writes that handle short results;
-//! - [`DioAlign`], [`read_direct`], [`write_segments`]: the same past the page cache, for ranges that
-//!   need not be aligned;
+//! - [`DioAlign`], [`read_direct`], [`write_segments`]: the same past the page cache, for ranges
+//!   that need not be aligned;
 //! - [`resident_ranges`], [`drop_clean`]: the pages of a file that are in the page cache;
 //! - [`ChangeWatches`]: whether a file was changed since;
 //! - [`take_short_slices`]: how soon a thread runs after it has woken;

@@ -1,5 +1,5 @@
-//! Byte-range locks of an open file description (`F_OFD_SETLK`, fcntl(2)), which conflict with those
-//! of other descriptions and with the locks of processes.
+//! Byte-range locks of an open file description (`F_OFD_SETLK`, fcntl(2)), which conflict with
+//! those of other descriptions and with the locks of processes.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};

@@ -20,7 +20,8 @@ use rustix::pipe::{
 use crate::byte_range::ByteRange;
 
 /// How long no pipe is asked for after the system refused one. Asking costs four system calls, and
-/// the limits that refuse (of pages in the pipes of a user, of descriptors) stay reached for a while.
+/// the limits that refuse (of pages in the pipes of a user, of descriptors) stay reached for a
+/// while.
 const REFUSAL_LASTS: Duration = Duration::from_secs(1);
 
 /// A bounded number of pipes.
@@ -178,8 +179,8 @@ impl Pipe {
         Ok(self.len)
     }
 
-    /// Puts `data` into the empty pipe, by reference to its pages; returns the bytes now in it, from
-    /// the front, as many as there is room for.
+    /// Puts `data` into the empty pipe, by reference to its pages; returns the bytes now in it,
+    /// from the front, as many as there is room for.
     ///
     /// The pages stay the caller's, also after this value and `data` are gone, until the peer has
     /// them: what is stored there meanwhile may be what it gets.
@@ -265,7 +266,8 @@ impl Drop for Pipe {
         if self.len == 0 {
             self.pool.lock().idle.push(ends);
         } else {
-            // Closed before it is no longer counted: there are never more descriptors than promised.
+            // Closed before it is no longer counted: there are never more descriptors than
+            // promised.
             drop(ends);
             self.pool.lock().open -= 1;
         }

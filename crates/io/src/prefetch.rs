@@ -1,10 +1,10 @@
 //! Read-ahead into the page cache, for devices whose kernel reads too little ahead.
 //!
-//! The kernel judges by the length of a read. One long read in a stream makes it read as far ahead from
-//! then on (since Linux 6.14; before, for as long as the read goes). So where the reads of a stream are
-//! found to wait for the disk, the next parts of the file are read in whole chunks, and in file order:
-//! several chunks at once look to the kernel like reads at random. What a reader gets comes from the
-//! page cache, so nothing here can be outdated.
+//! The kernel judges by the length of a read. One long read in a stream makes it read as far ahead
+//! from then on (since Linux 6.14; before, for as long as the read goes). So where the reads of a
+//! stream are found to wait for the disk, the next parts of the file are read in whole chunks, and
+//! in file order: several chunks at once look to the kernel like reads at random. What a reader
+//! gets comes from the page cache, so nothing here can be outdated.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,7 +18,8 @@ use crate::streams::{CHUNK_BYTES, Streams};
 const RUN_CHUNKS_MAX: usize = 4;
 /// Chunks remembered for one file: what all streams that are distinguished have ahead of them.
 const CHUNKS_MAX: usize = 72;
-/// How long a chunk counts as read. Until then its readers have come, or it has left the page cache.
+/// How long a chunk counts as read. Until then its readers have come, or it has left the page
+/// cache.
 const CHUNK_LASTS: Duration = Duration::from_secs(2);
 /// What of one file is read into the page cache before it is asked for.
 #[derive(Default)]
@@ -43,7 +44,8 @@ struct Chunk {
 }
 
 /// Chunks to be read into the page cache now, of at most [`CHUNK_BYTES`], in file order. No others
-/// near them are begun before this is dropped; those that were not taken out count as not read then.
+/// near them are begun before this is dropped; those that were not taken out count as not read
+/// then.
 #[must_use = "chunks that are not taken out are not read"]
 pub struct PrefetchRun {
     owner: Arc<Prefetch>,
@@ -53,8 +55,8 @@ pub struct PrefetchRun {
 }
 
 impl Prefetch {
-    /// Notes a read of `range`, not empty, in a file of `size` bytes, which waited for the disk. Returns
-    /// what is to be read ahead for its stream, unless a run near it is at work.
+    /// Notes a read of `range`, not empty, in a file of `size` bytes, which waited for the disk.
+    /// Returns what is to be read ahead for its stream, unless a run near it is at work.
     pub fn note(
         self: &Arc<Self>,
         range: ByteRange,
@@ -70,8 +72,8 @@ impl Prefetch {
         (!begun.is_empty()).then(|| PrefetchRun { owner: Arc::clone(self), begun, taken: 0 })
     }
 
-    /// Forgets chunks read long ago, and the streams when nothing was read ahead lately. To be called
-    /// periodically.
+    /// Forgets chunks read long ago, and the streams when nothing was read ahead lately. To be
+    /// called periodically.
     pub fn trim(&self, now: Instant) {
         let mut state = self.lock();
         state.forget_old(now);
@@ -251,8 +253,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is read in whatever order, runs at work never overlap, chunks are inside the file
-        /// and none is begun twice while it is remembered.
+        /// Whatever is read in whatever order, runs at work never overlap, chunks are inside the
+        /// file and none is begun twice while it is remembered.
         #[test]
         fn runs_at_work_are_disjoint(
             reads in prop::collection::vec((0_u64..64, 1_u64..3 * MIB, any::<bool>()), 1..200),

@@ -34,8 +34,8 @@ macro_rules! probe {
     }};
     (@emit [$($syntax:ident)?] $name:ident,
         $first:literal, $argument:expr, $($form:literal, $more:expr,)*) => {
-        // SAFETY: the code is a `nop`. It reads the registers of its operands, and writes to neither
-        // memory nor stack nor flags; the notes are data that is not loaded.
+        // SAFETY: the code is a `nop`. It reads the registers of its operands, and writes to
+        // neither memory nor stack nor flags; the notes are data that is not loaded.
         unsafe {
             ::core::arch::asm!(
                 concat!(

@@ -1,22 +1,31 @@
 //! Read-ahead past the page cache: chunks of a file, read before they are asked for.
 //!
-//! The kernel reads ahead only into its page cache. A stream that must not fill it, and whose client
-//! asks for one piece at a time, would pay the disk's latency for each piece; so the next chunks are
-//! read into pool buffers while the client is busy with the last one.
+//! The kernel reads ahead only into its page cache. A stream that must not fill it, and whose
+//! client asks for one piece at a time, would pay the disk's latency for each piece; so the next
+//! chunks are read into pool buffers while the client is busy with the last one.
 //!
 //! A chunk is a second copy of the file's data, so it must never outlive a change of it. Each chunk
 //! carries the [`FileVersion`] that the file had *before* the chunk was read, serves only readers
 //! that have just seen the same version, and is watched from before it was read
 //! ([`ChangeWatches`]). Each kind of change is covered as follows:
 //!
-//! | change | covered by |
-//! | --- | --- |
-//! | a system call that writes, cuts or allocates, however long it takes | the watch: one that was finished when reading began is in the chunk, and one that is finished later has fired the watch when it returns. [`ReadAhead::serve`] checks the watch after the READ began |
-//! | a store through a shared mapping, of a page that was clean | the version: the kernel renews the change time before it lets the page be stored to, and pages become clean by being protected again |
-//! | a store to a page that was dirty before | no chunk is kept of a range that has a dirty page, before or after it is read through the page cache. A direct read has the pages written first. The filler ensures this |
-//! | stores where the kernel does not note that a page becomes dirty (tmpfs, DAX), changes on other machines, in a FUSE daemon, in the layers of an overlay | nothing: no chunks there. The filler ensures this |
-//! | changes that raise no event (`io_submit`, users of the file inside the kernel) | the version, if the change ends within [`SETTLED_AFTER`] of its beginning, which is when its time is taken. A version must have [settled](FileVersion::has_settled) before a chunk is read |
-//! | two changes within a tick of the kernel's clock (before Linux 6.13 they have equal stamps) | the same rule |
+//! - A system call that writes, cuts or allocates, however long it takes: the watch. One that was
+//!   finished when reading began is in the chunk, and one that is finished later has fired the
+//!   watch when it returns. [`ReadAhead::serve`] checks the watch after the READ began.
+//! - A store through a shared mapping, of a page that was clean: the version. The kernel renews the
+//!   change time before it lets the page be stored to, and pages become clean by being protected
+//!   again.
+//! - A store to a page that was dirty before: no chunk is kept of a range that has a dirty page,
+//!   before or after it is read through the page cache. A direct read has the pages written first.
+//!   The filler ensures this.
+//! - Stores where the kernel does not note that a page becomes dirty (tmpfs, DAX), changes on other
+//!   machines, in a FUSE daemon, in the layers of an overlay: no chunks are read there, which the
+//!   filler ensures.
+//! - Changes that raise no event (`io_submit`, users of the file inside the kernel): the version,
+//!   if the change ends within [`SETTLED_AFTER`] of its beginning, which is when its time is taken.
+//!   A version must have [settled](FileVersion::has_settled) before a chunk is read.
+//! - Two changes within a tick of the kernel's clock (before Linux 6.13 they have equal stamps):
+//!   likewise.
 
 use std::fmt;
 use std::io;
@@ -349,8 +358,8 @@ impl WatchedFill {
         self.fill.range()
     }
 
-    /// Hands over the first `len` bytes of the buffer as the content of the chunk: all of it, or what
-    /// there was up to the end of the file.
+    /// Hands over the first `len` bytes of the buffer as the content of the chunk: all of it, or
+    /// what there was up to the end of the file.
     ///
     /// # Panics
     /// The buffer is shorter than `len`.

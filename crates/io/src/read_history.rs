@@ -76,7 +76,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Reads a file of `size` bytes through, piece by piece; returns how many pieces were read again.
+    /// Reads a file of `size` bytes through, piece by piece; returns how many pieces were read
+    /// again.
     fn pass(history: &ReadHistory, size: u64, clock: &mut u64, horizon: u64) -> u64 {
         let mut again = 0;
         for piece in 0..size.div_ceil(MIB) {

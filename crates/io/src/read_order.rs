@@ -3,8 +3,8 @@
 //! The kernel reads ahead of a reader that goes through a file in order: with large requests, into
 //! large folios. A client with many READs in flight has them performed by many threads, and the
 //! kernel sees as many readers, each at another place: it reads each range by itself, page by page.
-//! So reads that follow each other take turns. When its turn comes, most of what a read asks for has
-//! been read ahead for the one before it.
+//! So reads that follow each other take turns. When its turn comes, most of what a read asks for
+//! has been read ahead for the one before it.
 //!
 //! Reads that are far from each other, as those at random are, do not wait for each other, and
 //! neither do those of different clients: one that waits for its client's share of the threads must
@@ -34,7 +34,8 @@ struct State {
     next_ticket: u64,
 }
 
-/// Where a read is in the order: among those of its client by its offset, and of equal ones by arrival.
+/// Where a read is in the order: among those of its client by its offset, and of equal ones by
+/// arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     client: ClientId,

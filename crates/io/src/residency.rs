@@ -35,8 +35,8 @@ pub struct CacheState {
 /// kernel reports it of no file here: before Linux 6.5 it has no such call (`cachestat`).
 ///
 /// # Errors
-/// `EPERM` for this file alone: since Linux 6.14 the kernel answers only a caller that owns the file,
-/// may write it, or has it open for writing. `EBADF` and the like: the caller's mistakes.
+/// `EPERM` for this file alone: since Linux 6.14 the kernel answers only a caller that owns the
+/// file, may write it, or has it open for writing. `EBADF` and the like: the caller's mistakes.
 pub fn cache_state(fd: BorrowedFd<'_>, range: ByteRange) -> io::Result<Option<CacheState>> {
     match cachestat(fd, range) {
         Ok(state) => Ok(Some(state)),

@@ -155,8 +155,8 @@ impl Drop for Slot {
     }
 }
 
-// SAFETY: the mapping is plain memory owned by this value, munmap works from any thread, and what is
-// in it is reached by slots alone, each of which has a part to itself.
+// SAFETY: the mapping is plain memory owned by this value, munmap works from any thread, and what
+// is in it is reached by slots alone, each of which has a part to itself.
 unsafe impl Send for Slab {}
 // SAFETY: as above; the set of vacant slots is behind a lock.
 unsafe impl Sync for Slab {}

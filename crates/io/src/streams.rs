@@ -8,9 +8,9 @@ pub const CHUNK_BYTES: u64 = 1024 * 1024;
 
 /// Streams distinguished in one file.
 const STREAMS_MAX: usize = 8;
-/// How far from its expected place a request may be and still belong to a stream, in requests of its
-/// own size: clients send many at once, and they arrive in any order (FreeBSD's server tolerates 16
-/// too).
+/// How far from its expected place a request may be and still belong to a stream, in requests of
+/// its own size: clients send many at once, and they arrive in any order (FreeBSD's server
+/// tolerates 16 too).
 const REORDERED_REQUESTS_MAX: u64 = 16;
 /// The same in bytes.
 const REORDERED_BYTES_MAX: u64 = 16 * CHUNK_BYTES;
@@ -19,8 +19,8 @@ const SCORE_EXACT: u32 = 2;
 const SCORE_NEAR: u32 = 1;
 /// From here on a stream is taken for sequential: one exact request, or two near ones.
 const SCORE_SEQUENTIAL: u32 = 2;
-/// How far ahead of its reader a stream is read at most, in bytes. At 1 GiB/s these are 8 ms, several
-/// times what a disk needs for a request.
+/// How far ahead of its reader a stream is read at most, in bytes. At 1 GiB/s these are 8 ms,
+/// several times what a disk needs for a request.
 const AHEAD_BYTES_MAX: u64 = 8 * CHUNK_BYTES;
 
 /// A stream whose requests leave out more than a quarter of the bytes that it passes has gaps.

@@ -1,10 +1,10 @@
 //! How long a thread is meant to stay on a processor: its slice of Linux's fair scheduler
 //! (`sched_runtime` of `sched_setattr(2)`, since Linux 6.12; before, it is ignored).
 //!
-//! A thread that wakes waits until the slice of the one at work is used, unless its own is the shorter
-//! one. Threads have the same share of the processor all the same: who preempts others more often is
-//! preempted more often. Threads that answer calls have short slices, so that a call does not wait for
-//! what else the machine computes, write-back among it.
+//! A thread that wakes waits until the slice of the one at work is used, unless its own is the
+//! shorter one. Threads have the same share of the processor all the same: who preempts others more
+//! often is preempted more often. Threads that answer calls have short slices, so that a call does
+//! not wait for what else the machine computes, write-back among it.
 
 use std::io;
 
@@ -13,14 +13,14 @@ const SHORT_NS: u64 = 100_000;
 /// The kernel's own (`base_slice_ns`): some milliseconds.
 const USUAL_NS: u64 = 0;
 
-/// Gives this thread, which answers calls, slices of 100 us. Threads that it starts inherit them. Under
-/// another policy than `SCHED_OTHER`, an administrator's choice, nothing changes.
+/// Gives this thread, which answers calls, slices of 100 us. Threads that it starts inherit them.
+/// Under another policy than `SCHED_OTHER`, an administrator's choice, nothing changes.
 pub fn take_short_slices() {
     take_slices(SHORT_NS);
 }
 
-/// Gives this thread the kernel's default slices in place of those that it has inherited. Exception as
-/// for [`take_short_slices`].
+/// Gives this thread the kernel's default slices in place of those that it has inherited. Exception
+/// as for [`take_short_slices`].
 pub(crate) fn take_usual_slices() {
     take_slices(USUAL_NS);
 }
@@ -63,8 +63,8 @@ fn scheduling() -> io::Result<libc::sched_attr> {
         sched_period: 0,
     };
     let attributes = &raw mut scheduling;
-    // SAFETY: the kernel writes at most the bytes that it is given, which the structure has, and the
-    // structure outlives the call.
+    // SAFETY: the kernel writes at most the bytes that it is given, which the structure has, and
+    // the structure outlives the call.
     let outcome =
         unsafe { libc::syscall(libc::SYS_sched_getattr, 0, attributes, SCHEDULING_BYTES, 0) };
     if outcome == 0 { Ok(scheduling) } else { Err(io::Error::last_os_error()) }
@@ -73,7 +73,8 @@ fn scheduling() -> io::Result<libc::sched_attr> {
 /// # Errors
 /// Those of a sandbox; `EPERM` for what this user may not have.
 fn set_scheduling(scheduling: &libc::sched_attr) -> io::Result<()> {
-    // SAFETY: the kernel reads as many bytes as the structure gives as its size, and keeps no pointer.
+    // SAFETY: the kernel reads as many bytes as the structure gives as its size, and keeps no
+    // pointer.
     let outcome = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const *scheduling, 0) };
     if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

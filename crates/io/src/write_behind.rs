@@ -62,9 +62,9 @@ pub struct WriteBehindConfig {
     /// Bytes in the window at most, divided among the devices: written, and not yet clean. Writers
     /// wait at this bound; data hurries along from half of it on. At least 1.
     pub window_bytes: u64,
-    /// The most files in the window, divided likewise, each with an open descriptor: files with data
-    /// on its way, and files that admitted writes may add. Writers wait at this bound too; from half
-    /// of it on, write-back begins early. At least 1.
+    /// The most files in the window, divided likewise, each with an open descriptor: files with
+    /// data on its way, and files that admitted writes may add. Writers wait at this bound too;
+    /// from half of it on, write-back begins early. At least 1.
     pub files_max: usize,
     /// Write-back begins in pieces of about this size, ending at multiples of it; rounded up to
     /// whole pages. At least 1.
@@ -72,10 +72,10 @@ pub struct WriteBehindConfig {
     /// The write-back of a byte begins about this long after it arrived; at most twice as long, if
     /// it is overwritten meanwhile.
     pub age_max: Duration,
-    /// A page that is filled only in part waits this long for the write that fills it, where several
-    /// write one file in turns: it would have to be read back. Such pages leave earlier, the oldest
-    /// first, when they take three quarters of the window. Those at the ends of a file written in
-    /// sequence wait for `age_max`.
+    /// A page that is filled only in part waits this long for the write that fills it, where
+    /// several write one file in turns: it would have to be read back. Such pages leave earlier,
+    /// the oldest first, when they take three quarters of the window. Those at the ends of a file
+    /// written in sequence wait for `age_max`.
     pub neighbour_wait: Duration,
     /// Threads of each device at most; at least 1. They start when they are needed. One waits for
     /// one file.

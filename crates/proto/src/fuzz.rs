@@ -133,8 +133,8 @@ fn within(bytes_len: usize, limit: u32) -> bool {
     u32::try_from(bytes_len).is_ok_and(|len| len <= limit)
 }
 
-/// The arguments of a COMPOUND, received bit by bit and then decoded operation by operation; no byte
-/// chooses.
+/// The arguments of a COMPOUND, received bit by bit and then decoded operation by operation; no
+/// byte chooses.
 pub fn nfs4_compound(bytes: &[u8]) {
     let found = scan_in_steps(bytes);
     if let nfs4::PayloadScan::Found(payload) = found {

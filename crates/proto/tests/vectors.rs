@@ -1,14 +1,14 @@
 //! The golden vectors: `vectors/<program>/<procedure>/<kind>.bin` is one whole RPC record without
 //! its record mark, `<kind>` begins with `call`, `reply-ok` or `reply-err`; or it is the arguments
 //! or the results alone of a COMPOUND or CB_COMPOUND, and `<kind>` begins with `args` or `results`.
-//! Beside it `<kind>.txt` describes it and names its origin in lines that begin with `#`, then shows
-//! it as decoded.
+//! Beside it `<kind>.txt` describes it and names its origin in lines that begin with `#`, then
+//! shows it as decoded.
 //!
 //! Most were captured from clients and servers that others wrote (Linux, libnfs, nfs-ganesha,
-//! nfs-utils, rpcbind), with `vectors/capture.py`; their kind ends in who sent them. The rest, forms
-//! that none of these sends, was packed by hand from the RFCs, those of version 4 by
-//! `vectors/pack.py`. A captured record that does not
-//! encode to the same bytes is a fault of ours, not of the vector.
+//! nfs-utils, rpcbind), with `vectors/capture.py`; their kind ends in who sent them. The rest,
+//! forms that none of these sends, was packed by hand from the RFCs, those of version 4 by
+//! `vectors/pack.py`. A captured record that does not encode to the same bytes is a fault of ours,
+//! not of the vector.
 //!
 //! Set `REWRITE_VECTORS` to write the renderings anew; the `#` lines stay. Then review the
 //! difference.

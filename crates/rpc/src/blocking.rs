@@ -327,9 +327,9 @@ impl RecordStream {
         self.queue_behind(data.len(), tail);
     }
 
-    /// Sends the queue, and `data` as the payload of the record that was queued last. Its padding and
-    /// `tail`, as of [`RecordStream::queue_payload`], are left in the queue. The peer may get what is
-    /// stored in `data` later.
+    /// Sends the queue, and `data` as the payload of the record that was queued last. Its padding
+    /// and `tail`, as of [`RecordStream::queue_payload`], are left in the queue. The peer may get
+    /// what is stored in `data` later.
     ///
     /// # Errors
     /// Those of the socket.

@@ -1,11 +1,11 @@
 //! Waiting for a call without sleeping.
 //!
-//! A thread that sleeps is woken when the call comes. On a virtual machine whose processor was halted
-//! meanwhile this takes 20 to 30 microseconds, longer than a small call (figures: docs/decisions,
-//! "busy-polling"). A client with few calls in flight sends the next one soon after a reply, so the
-//! thread that receives its calls, a network thread or one that stays with the connection, looks for it
-//! again and again for a moment before it sleeps. Between two looks it offers the processor to other
-//! threads, and it sleeps at once if one of them has taken it.
+//! A thread that sleeps is woken when the call comes. On a virtual machine whose processor was
+//! halted meanwhile this takes 20 to 30 microseconds, longer than a small call (figures:
+//! docs/decisions, "busy-polling"). A client with few calls in flight sends the next one soon after
+//! a reply, so the thread that receives its calls, a network thread or one that stays with the
+//! connection, looks for it again and again for a moment before it sleeps. Between two looks it
+//! offers the processor to other threads, and it sleeps at once if one of them has taken it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -19,18 +19,19 @@ use crate::counters::{Counter, Counters};
 
 /// For so long a thread polls: two times what sleeping costs. Beyond it there is little to gain.
 const POLL_MAX: Duration = Duration::from_micros(50);
-/// Another thread has run if offering it the processor took longer. It takes about 1 microsecond if none
-/// wants it, and more if the host of a virtual machine has taken the processor for a moment.
+/// Another thread has run if offering it the processor took longer. It takes about 1 microsecond if
+/// none wants it, and more if the host of a virtual machine has taken the processor for a moment.
 const YIELD_MAX: Duration = Duration::from_micros(20);
-/// Another thread works on something else than the next call if it has kept the processor for longer: on
-/// a processor that a busy program shares it keeps it for milliseconds.
+/// Another thread works on something else than the next call if it has kept the processor for
+/// longer: on a processor that a busy program shares it keeps it for milliseconds.
 const LOSS_MIN: Duration = Duration::from_micros(250);
 /// Waits without polling after one in vain, which costs 3 microseconds per call then.
 const WAITS_AFTER_MISS: u32 = 16;
 /// The waits without polling are doubled so often at most, after one loss of the processor each.
 const LOSSES_MAX: u32 = 6;
-/// A network thread is idle after so many turns of its loop without work. After one it need not be: tokio
-/// runs the tasks that have yielded in reverse, so a connection with work can come after the poll.
+/// A network thread is idle after so many turns of its loop without work. After one it need not be:
+/// tokio runs the tasks that have yielded in reverse, so a connection with work can come after the
+/// poll.
 const IDLE_TURNS: u32 = 2;
 
 /// The threads of the server that poll.
@@ -56,7 +57,8 @@ pub(crate) struct ThreadCalls {
     light: AtomicU64,
     /// A light one has come.
     has_come: Notify,
-    /// The parts of work that the thread has done for connections, or has put off, and their rounds.
+    /// The parts of work that the thread has done for connections, or has put off, and their
+    /// rounds.
     turns: AtomicU64,
     /// Those at work, on any thread.
     at_work: AtomicUsize,
@@ -106,15 +108,15 @@ impl BusyPolls {
         }
     }
 
-    /// Whether another light call comes before the thread should sleep. `seen` is set to how many had come
-    /// before.
+    /// Whether another light call comes before the thread should sleep. `seen` is set to how many
+    /// had come before.
     async fn finds_next(&self, waits: &mut Waits, seen: &mut u64, calls: &ThreadCalls) -> bool {
         *seen = calls.light.load(Ordering::Relaxed);
         let (mut turns, mut idle) = (calls.turns.load(Ordering::Relaxed), 0);
         let mut poll: Option<Poll<'_>> = None;
         loop {
-            // tokio continues a task that yields after it has polled the sockets. While the thread has
-            // light calls, this is all it costs.
+            // tokio continues a task that yields after it has polled the sockets. While the thread
+            // has light calls, this is all it costs.
             yield_now().await;
             if calls.light.load(Ordering::Relaxed) != *seen {
                 if let Some(poll) = &poll {
@@ -161,7 +163,8 @@ impl BusyPolls {
 }
 
 impl Waits {
-    /// Those of the next stay of a thread: a busy program is still there, and a pause of the client is over.
+    /// Those of the next stay of a thread: a busy program is still there, and a pause of the client
+    /// is over.
     pub(crate) fn of_next_stay(self) -> Self {
         if self.losses > 0 { self } else { Self::default() }
     }
@@ -330,8 +333,8 @@ mod tests {
         }
     }
 
-    /// tokio runs two tasks that yield in an order that changes with each turn, so that in every second
-    /// turn the work comes behind the poll.
+    /// tokio runs two tasks that yield in an order that changes with each turn, so that in every
+    /// second turn the work comes behind the poll.
     #[tokio::test]
     async fn network_thread_whose_work_comes_behind_the_poll_never_offers_its_processor() {
         let polls = BusyPolls { max: 0, ..BusyPolls::new(2, Arc::default()) };

@@ -142,7 +142,8 @@ impl Incoming {
         }
     }
 
-    /// The WRITE whose data [`Self::layout`] has found behind `head`: the handle of its file, its offset and its length.
+    /// The WRITE whose data [`Self::layout`] has found behind `head`: the handle of its file, its
+    /// offset and its length.
     pub(crate) fn write<'a>(&'a self, head: &'a [u8]) -> Option<(&'a [u8], u64, u32)> {
         if let Some(write) = &self.write {
             return Some((write.file.as_bytes(), write.offset, write.count));

@@ -53,8 +53,8 @@ pub(crate) fn begins(line: &Line<'_>) {
     }
 }
 
-/// Logs how a call ended that began at `start`. `results` are those written so far, and count if the
-/// call was executed.
+/// Logs how a call ended that began at `start`. `results` are those written so far, and count if
+/// the call was executed.
 pub(crate) fn ended(
     line: &Line<'_>,
     start: Instant,
@@ -199,7 +199,8 @@ impl<'a> Line<'a> {
     }
 }
 
-/// The names in the arguments of a procedure: one in a directory, and the new one of RENAME and LINK.
+/// The names in the arguments of a procedure: one in a directory, and the new one of RENAME and
+/// LINK.
 fn names(procedure: Procedure, arguments: &[u8]) -> Result<[Option<&[u8]>; 2], DecodeError> {
     use Procedure as P;
     let mut r = Reader::new(arguments);

@@ -1,5 +1,5 @@
-//! What the flight recorder and the trace events have of whole calls, of all procedures alike: those
-//! without I/O have no other events.
+//! What the flight recorder and the trace events have of whole calls, of all procedures alike:
+//! those without I/O have no other events.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -37,8 +37,8 @@ pub(crate) fn start(traced: Traced<'_>) {
     }
 }
 
-/// Reports that the reply to a call was encoded, or that it gets none: two loads if nothing listens.
-/// `status` is as the recorder has it, `queue_ns` the wait for threads.
+/// Reports that the reply to a call was encoded, or that it gets none: two loads if nothing
+/// listens. `status` is as the recorder has it, `queue_ns` the wait for threads.
 #[inline]
 pub(crate) fn done(traced: Traced<'_>, status: u32, queue_ns: u64) {
     if traced.service.tracer.is_on(Event::CallDone) {

@@ -162,7 +162,8 @@ impl Config {
         &self.state_dir
     }
 
-    /// The memory budget, the window included; at least [`MEMORY_TRANSFERS_MIN`] times the transfer size.
+    /// The memory budget, the window included; at least [`MEMORY_TRANSFERS_MIN`] times the transfer
+    /// size.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.memory_bytes
@@ -228,8 +229,9 @@ impl Config {
         self.window.bytes
     }
 
-    /// Memory and window on a machine, or in a control group, with so much memory. A window by default
-    /// is smaller where that is little, and so is the memory: the buffers do not get the difference.
+    /// Memory and window on a machine, or in a control group, with so much memory. A window by
+    /// default is smaller where that is little, and so is the memory: the buffers do not get the
+    /// difference.
     #[must_use]
     pub fn memory_of(&self, machine_bytes: u64) -> (usize, usize) {
         let bytes_max = (machine_bytes / WINDOW_MACHINE_PART).max(WINDOW_MIN.0);
@@ -538,13 +540,14 @@ fn count(
 /// a few connections at once. With less, requests would wait for memory more than for the disk.
 pub const MEMORY_TRANSFERS_MIN: u64 = 8;
 
-/// The least write-behind window that can be asked for. Below it write-back would start in runs too short to merge.
+/// The least write-behind window that can be asked for. Below it write-back would start in runs too
+/// short to merge.
 pub const WINDOW_MIN: ByteSize = ByteSize(8 << 20);
 
-/// By default the window has what is left of the memory beside these buffers, between a part of it and
-/// a most. Writers that take turns in one file drift apart by 100 MiB and more, and what they write has
-/// to wait for its neighbours: with 64 MiB two of them wrote 709 MiB/s in records of 47,008 bytes, with
-/// 256 MiB 996, with 1 GiB no more.
+/// By default the window has what is left of the memory beside these buffers, between a part of it
+/// and a most. Writers that take turns in one file drift apart by 100 MiB and more, and what they
+/// write has to wait for its neighbours: with 64 MiB two of them wrote 709 MiB/s in records of
+/// 47,008 bytes, with 256 MiB 996, with 1 GiB no more.
 const BUFFERS_DEFAULT: ByteSize = ByteSize(256 << 20);
 const WINDOW_DEFAULT_MAX: ByteSize = ByteSize(256 << 20);
 const WINDOW_DEFAULT_PART: u64 = 4;
@@ -569,8 +572,8 @@ const LOCKS_DEFAULT: u32 = 1 << 20;
 const DELEGATIONS_DEFAULT: u32 = 1 << 14;
 const LOCKS_RANGE: RangeInclusive<u32> = 16..=(1 << 24);
 const THREADS_MAX: u32 = 1024;
-/// So many that one client alone, which may hold three quarters of them, drives a disk with about 32
-/// requests, and looks names up with 16.
+/// So many that one client alone, which may hold three quarters of them, drives a disk with about
+/// 32 requests, and looks names up with 16.
 const DATA_THREADS_DEFAULT: u32 = 44;
 const METADATA_THREADS_DEFAULT: u32 = 22;
 /// Above the five minutes after which Linux clients close an idle connection themselves.

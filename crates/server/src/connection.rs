@@ -34,9 +34,9 @@ use stay::{Stayed, Streak};
 use timing::Timed;
 
 /// The longest data of a WRITE received from a peer whom no export admits. The gate is behind the
-/// receiver, and a stranger who sends slowly must not keep memory from the others until then. Longer
-/// data is thrown away and the call refused, or the connection ended where the record is longer than
-/// this and a head. A reload that admits the peer applies to its next record.
+/// receiver, and a stranger who sends slowly must not keep memory from the others until then.
+/// Longer data is thrown away and the call refused, or the connection ended where the record is
+/// longer than this and a head. A reload that admits the peer applies to its next record.
 const STRANGER_TRANSFER_BYTES_MAX: u32 = 4096;
 /// The number of the next connection.
 static NEXT_CONNECTION: AtomicU64 = AtomicU64::new(0);
@@ -110,7 +110,8 @@ impl Transfer {
 }
 
 impl Accepted {
-    /// The network thread will end it itself most likely: it waits for no disk and for no other thread.
+    /// The network thread will end it itself most likely: it waits for no disk and for no other
+    /// thread.
     fn is_light(&self) -> bool {
         match self.thread {
             Thread::Network | Thread::NetworkThenMetadata => true,
@@ -255,8 +256,8 @@ async fn begin(Accepted { thread, share, work, .. }: Accepted) {
 }
 
 impl Intake {
-    /// Receives the next record. One at a time, also of those without work: the caller's bounds hold
-    /// between two of them.
+    /// Receives the next record. One at a time, also of those without work: the caller's bounds
+    /// hold between two of them.
     async fn next(&self, receiver: &mut Receiver<SocketReader>) -> Next {
         let Self { service, peer, activity, dues, .. } = self;
         let slot = activity.slot(service.connections.slots_withheld()).await;
@@ -300,8 +301,8 @@ impl Intake {
         receiver.next(|| self.transfer_bytes_max(), layout).await
     }
 
-    /// The longest data that the peer may send with a call. Once it was admitted on this connection,
-    /// its WRITEs are received as before, to be refused as others are.
+    /// The longest data that the peer may send with a call. Once it was admitted on this
+    /// connection, its WRITEs are received as before, to be refused as others are.
     fn transfer_bytes_max(&self) -> u32 {
         let is_admitted = !self.activity.is_stranger() || self.client.get().is_some();
         let may_write = matches!(self.peer.programs, Programs::Files(_)) && is_admitted;

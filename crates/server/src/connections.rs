@@ -2,13 +2,13 @@
 //!
 //! There are limits for all connections, for those of one peer address, and for those of strangers,
 //! that is of peers that no export admits. At a limit a new connection takes the place of an idle
-//! one, which loses nothing: an NFSv3 client connects again with its next call. A connection is idle
-//! while it has no call at work, no reply to send and no unread bytes in its socket. While it waits
-//! for limits of exports it is idle with a call in its socket too, and makes room after all others.
-//! A peer at its own limit loses any idle connection; at the limit for all, a connection has to be
-//! idle for [`IDLE_MIN`], so that one just accepted, or one between two calls, stays open. The new
-//! connection waits for one just accepted if that is next in rank: many accepted at once displace no
-//! client.
+//! one, which loses nothing: an NFSv3 client connects again with its next call. A connection is
+//! idle while it has no call at work, no reply to send and no unread bytes in its socket. While it
+//! waits for limits of exports it is idle with a call in its socket too, and makes room after all
+//! others. A peer at its own limit loses any idle connection; at the limit for all, a connection
+//! has to be idle for [`IDLE_MIN`], so that one just accepted, or one between two calls, stays
+//! open. The new connection waits for one just accepted if that is next in rank: many accepted at
+//! once displace no client.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -30,8 +30,8 @@ const PEER_MIN: usize = 256;
 const STRANGERS_PART: usize = 16;
 /// ... and at least so many.
 const STRANGERS_MIN: usize = 16;
-/// This part of few connections is left to others all the same: calls that hang keep a connection for
-/// as long as the disk takes.
+/// This part of few connections is left to others all the same: calls that hang keep a connection
+/// for as long as the disk takes.
 const OTHERS_PART: usize = 4;
 /// Calls of all connections at work at a time, about: with many connections open, each takes fewer
 /// calls at a time. It bounds the small replies that peers leave unread.
@@ -151,9 +151,9 @@ impl Activity {
         self.has_called.store(true, Ordering::Relaxed);
     }
 
-    /// Notes whether the connection waits for limits of exports: it is idle then unless a call is at
-    /// work, whatever is unread. A call that waits for its peer's limits must not keep a place that
-    /// no other connection can leave.
+    /// Notes whether the connection waits for limits of exports: it is idle then unless a call is
+    /// at work, whatever is unread. A call that waits for its peer's limits must not keep a place
+    /// that no other connection can leave.
     pub(crate) fn set_held_back(&self, is_held_back: bool) {
         self.holds_call.store(false, Ordering::Relaxed);
         self.is_held_back.store(is_held_back, Ordering::Relaxed);
@@ -219,14 +219,14 @@ impl Activity {
         (!self.has_calls_at_work()).then_some(since)
     }
 
-    /// Whether a call is at work or its reply is not sent, while the connection holds the slot of the
-    /// next one.
+    /// Whether a call is at work or its reply is not sent, while the connection holds the slot of
+    /// the next one.
     pub(crate) fn has_calls_at_work(&self) -> bool {
         self.slots.available_permits() + 1 < self.slots_max
     }
 
-    /// Whether the socket holds bytes, not seen before, that its thread has not received yet. If so, the
-    /// connection, idle since `since`, is idle no more, or holds a call back.
+    /// Whether the socket holds bytes, not seen before, that its thread has not received yet. If
+    /// so, the connection, idle since `since`, is idle no more, or holds a call back.
     fn has_new_bytes(&self, since: Instant) -> bool {
         if self.holds_call_back() {
             return false;
@@ -306,8 +306,8 @@ impl Connections {
     }
 
     /// A permit for a new connection, made by evicting an idle one where a limit is reached. Waits
-    /// while all permits are taken and none is idle. `None` refuses the connection. `is_stranger` is asked
-    /// with the connections locked, so that [`Self::find_strangers`] misses none.
+    /// while all permits are taken and none is idle. `None` refuses the connection. `is_stranger`
+    /// is asked with the connections locked, so that [`Self::find_strangers`] misses none.
     pub(crate) async fn enter(
         self: &Arc<Self>,
         address: SocketAddr,
@@ -340,7 +340,8 @@ impl Connections {
             if scope == Scope::All && state.open - state.ending() < self.limits.all {
                 return Entry::Full;
             }
-            // Since a reload there may be far more strangers than the limit. Each eviction is a search.
+            // Since a reload there may be far more strangers than the limit. Each eviction is a
+            // search.
             if evicted_for == Some(scope) {
                 return Entry::Refused(scope);
             }
@@ -428,9 +429,9 @@ impl Connections {
 }
 
 impl State {
-    /// Evicts the idle connection that its peer misses least, if one of `scope` is idle long enough: a
-    /// stranger's first, then one of the peer with the most connections, then the longest idle, and in
-    /// the same order those that hold a call back. Returns its peer.
+    /// Evicts the idle connection that its peer misses least, if one of `scope` is idle long
+    /// enough: a stranger's first, then one of the peer with the most connections, then the longest
+    /// idle, and in the same order those that hold a call back. Returns its peer.
     fn evict(&mut self, scope: Scope) -> Option<IpAddr> {
         let now = Instant::now();
         for _ in 0..SOCKETS_EXAMINED_MAX {

@@ -44,14 +44,14 @@ pub(crate) struct DescriptorPlan {
     pub(crate) lock_owners: usize,
     /// Six for each: of the object that it pins, and its lease. Held by `HeldFiles`.
     pub(crate) delegations: usize,
-    /// One to five for each object that is neither open nor delegated, of which each counts. Held by the
-    /// `InodeCache`, as those of `opens` and `delegations` are: see [`Self::objects`].
+    /// One to five for each object that is neither open nor delegated, of which each counts. Held
+    /// by the `InodeCache`, as those of `opens` and `delegations` are: see [`Self::objects`].
     pub(crate) files: usize,
 }
 
 impl DescriptorPlan {
-    /// Divides the `limit` of a process that is to serve `connections_max` connections, with at most
-    /// `window_files_max` files in the window, and version 4 if `serves_v4`.
+    /// Divides the `limit` of a process that is to serve `connections_max` connections, with at
+    /// most `window_files_max` files in the window, and version 4 if `serves_v4`.
     pub(crate) fn new(
         limit: usize,
         connections_max: usize,
@@ -79,8 +79,8 @@ impl DescriptorPlan {
         plan
     }
 
-    /// Those of all objects in the `InodeCache`. What opens and delegations pin is among them, and counts
-    /// there: what they do not pin, other objects may have, which make room when they do.
+    /// Those of all objects in the `InodeCache`. What opens and delegations pin is among them, and
+    /// counts there: what they do not pin, other objects may have, which make room when they do.
     pub(crate) fn objects(&self) -> usize {
         let of_delegations = (DELEGATION_DESCRIPTORS - LEASE_DESCRIPTORS) * self.delegations;
         self.files + OPEN_DESCRIPTORS * self.opens + of_delegations

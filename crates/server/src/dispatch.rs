@@ -94,8 +94,8 @@ fn compound_thread(outline: &Outline<'_>, alone: bool) -> Thread {
 }
 
 /// The device whose threads do the work on a call, from the export that the handle in its arguments
-/// claims to be of. A call without a handle, or with one of no export, waits for no disk, except MNT:
-/// its threads are those of no device.
+/// claims to be of. A call without a handle, or with one of no export, waits for no disk, except
+/// MNT: its threads are those of no device.
 pub(crate) fn claimed(
     service: &Service,
     call: &Call,
@@ -343,7 +343,8 @@ fn request<'a>(
     Ok(Request { service, xid, received, record, peer, flavor, credential, fault, tally })
 }
 
-/// The flavor of a call's credential, and the ids in it. A flavor that is not interpreted is denied.
+/// The flavor of a call's credential, and the ids in it. A flavor that is not interpreted is
+/// denied.
 fn credential(call: &Call) -> Result<(export::Flavor, Option<export::Credential<'_>>), Refusal> {
     match &call.credential {
         Credential::None => Ok((export::Flavor::None, None)),

@@ -1,5 +1,5 @@
-//! The hold of NFSv4's state on files: the inodes of opens and delegations, a descriptor for each lock
-//! owner's locks in a file, and the lease by which local programs break delegations.
+//! The hold of NFSv4's state on files: the inodes of opens and delegations, a descriptor for each
+//! lock owner's locks in a file, and the lease by which local programs break delegations.
 //!
 //! `state` decides among clients. Each granted lock is then mirrored to the kernel, so that local
 //! programs and clients see each other's locks. A lock belongs to an open file description, so each
@@ -35,19 +35,19 @@ struct Table {
     owners: usize,
 }
 
-/// A file with opens or delegations, or with locks that are still to be released. Its inodes stay in
-/// the cache, also when its last name is gone.
+/// A file with opens or delegations, or with locks that are still to be released. Its inodes stay
+/// in the cache, also when its last name is gone.
 struct Held {
-    /// One of each export that it is open in, with the number of its opens and delegations there. At
-    /// least one.
+    /// One of each export that it is open in, with the number of its opens and delegations there.
+    /// At least one.
     inodes: Vec<(Arc<Inode>, usize)>,
     locks: HashMap<LockId, Arc<OwnerLocks>>,
     delegations: Delegated,
 }
 
-/// The descriptor of a lock owner, opened for its first lock. The lock is held over the system calls
-/// of this owner alone. Under it the lock of `state` may be taken, which never waits for this one, and
-/// no other; [`HeldFiles::table`] is released before it is taken.
+/// The descriptor of a lock owner, opened for its first lock. The lock is held over the system
+/// calls of this owner alone. Under it the lock of `state` may be taken, which never waits for this
+/// one, and no other; [`HeldFiles::table`] is released before it is taken.
 #[derive(Default)]
 struct OwnerLocks(Mutex<Option<LockDescriptor>>);
 
@@ -131,8 +131,8 @@ impl HeldFiles {
         Some(self.lock().files.get(&file)?.inodes[0].0.root().device())
     }
 
-    /// Performs what `state` asks of files. May block, unless it is `Unpin`. Returns the inodes that are
-    /// not held any more: to close one may block.
+    /// Performs what `state` asks of files. May block, unless it is `Unpin`. Returns the inodes
+    /// that are not held any more: to close one may block.
     pub(crate) fn perform(&self, state: &State, effect: &Effect) -> Vec<Arc<Inode>> {
         match *effect {
             Effect::Unpin { file, export } => self.unpin(file, export),
@@ -149,8 +149,8 @@ impl HeldFiles {
         }
     }
 
-    /// Mirrors a lock that `state` has granted. Returns the lock of a local program that is in the way.
-    /// To be called as the server's user; may block.
+    /// Mirrors a lock that `state` has granted. Returns the lock of a local program that is in the
+    /// way. To be called as the server's user; may block.
     ///
     /// # Errors
     /// `Stale` if the file was closed meanwhile; `Delay` while too many locks wait to be released;
@@ -166,8 +166,8 @@ impl HeldFiles {
         Ok(found)
     }
 
-    /// The lock of a local program in the way of one that `state` would grant. `lock` is what the owner
-    /// holds in the file. To be called as the server's user; may block.
+    /// The lock of a local program in the way of one that `state` would grant. `lock` is what the
+    /// owner holds in the file. To be called as the server's user; may block.
     ///
     /// # Errors
     /// Those of opening the file and of fcntl(2).
@@ -203,9 +203,9 @@ impl HeldFiles {
         }
     }
 
-    /// Releases what other lock states than `own` have released in `state`, whether or not the effects
-    /// were performed: all of those that have ended, and of the others what is in the range. Returns
-    /// whether there may have been any.
+    /// Releases what other lock states than `own` have released in `state`, whether or not the
+    /// effects were performed: all of those that have ended, and of the others what is in the
+    /// range. Returns whether there may have been any.
     fn release_ended(
         &self,
         state: &State,
@@ -304,8 +304,8 @@ impl OwnerLocks {
         Ok(Some(descriptor.foreign(range, kind)?.map_or(wanted, Piece::from)))
     }
 
-    /// Unlocks what the lock state does not hold in a range. The owner may be locking again already, so
-    /// `state` is asked under the lock.
+    /// Unlocks what the lock state does not hold in a range. The owner may be locking again
+    /// already, so `state` is asked under the lock.
     ///
     /// # Errors
     /// The first part that cannot be unlocked, and those of fcntl(2).
@@ -324,8 +324,8 @@ impl OwnerLocks {
 }
 
 impl Table {
-    /// Takes out the inodes of a file that have no open left, and the file when it has no lock either:
-    /// its last inode stays until then.
+    /// Takes out the inodes of a file that have no open left, and the file when it has no lock
+    /// either: its last inode stays until then.
     fn leave(&mut self, file: FileId) -> Vec<Arc<Inode>> {
         let Some(held) = self.files.get_mut(&file) else { return Vec::new() };
         let is_open = held.inodes.iter().any(|(_, opens)| *opens > 0);
@@ -355,8 +355,8 @@ fn foreign(
     Ok(LockDescriptor::open(inode, false)?.foreign(range, kind)?.map(Piece::from))
 }
 
-/// Takes the shared locks of an owner over to a descriptor that can write. What the old one holds are
-/// shared locks alone, so both hold them until it is closed, and no other lock comes between.
+/// Takes the shared locks of an owner over to a descriptor that can write. What the old one holds
+/// are shared locks alone, so both hold them until it is closed, and no other lock comes between.
 fn copy_shared_locks(new: &LockDescriptor, state: &State, grant: &LockGrant) -> Result<(), Status> {
     for piece in state.pieces_before(grant) {
         new.set(bounds(piece.range), OfdLock::Read)?;

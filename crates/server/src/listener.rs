@@ -31,8 +31,8 @@ struct CongestionControl {
 }
 
 impl CongestionControl {
-    /// The sockets that `listener` accepts begin [`WITHIN_MACHINE`], because one that has begun to pace
-    /// goes on with it. `None` if another was chosen for this listener, as a socket unit can.
+    /// The sockets that `listener` accepts begin [`WITHIN_MACHINE`], because one that has begun to
+    /// pace goes on with it. `None` if another was chosen for this listener, as a socket unit can.
     fn of(listener: impl AsFd) -> Result<Option<Self>> {
         let new = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         let system = tcp_congestion(new)?;

@@ -24,8 +24,9 @@ const REPORT_MAX: Duration = Duration::from_secs(2);
 /// The file in the state directory that it is tried with.
 const PROBE_NAME: &str = "lease-probe";
 
-/// Tries in a directory whether a local program that opens a file for writing waits for the holder of
-/// a lease, and whether the kernel reports it. Returns how long a client then has to return a delegation. May block.
+/// Tries in a directory whether a local program that opens a file for writing waits for the holder
+/// of a lease, and whether the kernel reports it. Returns how long a client then has to return a
+/// delegation. May block.
 ///
 /// # Errors
 /// They do not, or the system refuses.
@@ -105,8 +106,8 @@ pub(crate) fn start(requests: &Arc<RecallRequests>) -> io::Result<Arc<LocalConfl
 }
 
 impl LocalConflicts {
-    /// Takes a lease by a descriptor that is open for reading alone, and watches the file; `None` while
-    /// it is open for writing. `file` is its address, as [`RecallRequests`] names it.
+    /// Takes a lease by a descriptor that is open for reading alone, and watches the file; `None`
+    /// while it is open for writing. `file` is its address, as [`RecallRequests`] names it.
     ///
     /// # Errors
     /// As [`Leases::take`]; `ENOSPC` at the limit of watches.
@@ -128,8 +129,8 @@ impl LocalConflicts {
         Ok(lease.map(|lease| LocalHold { _lease: lease, watch }))
     }
 
-    /// Has a delegation recalled that was given under `hold`, if the file has changed before it was given:
-    /// its event found nothing to recall. `file` as in [`Self::hold`].
+    /// Has a delegation recalled that was given under `hold`, if the file has changed before it was
+    /// given: its event found nothing to recall. `file` as in [`Self::hold`].
     pub(crate) fn recall_if_changed(&self, hold: &LocalHold, file: usize) {
         if hold.watch.as_ref().is_some_and(AttributeWatch::has_changed) {
             self.requests.add(file, false);

@@ -53,15 +53,15 @@ pub(crate) struct MemoryPlan {
     // The two terms of the budget (`memory` in the configuration).
     /// Page cache that was written and is not clean yet. Held by the window (`WriteBehind`) from
     /// before `pwrite` to the end of write-back. Divided among the devices that have some; what one
-    /// has filled alone it keeps when others come, so that they exceed this until its disk takes it.
-    /// A single WRITE that is larger is admitted while its device has nothing in the window.
+    /// has filled alone it keeps when others come, so that they exceed this until its disk takes
+    /// it. A single WRITE that is larger is admitted while its device has nothing in the window.
     pub(crate) window_bytes: usize,
     /// Page-aligned buffers, idle ones too. Held by the `BufferPool`, and by
     ///
     /// - a WRITE, from the first byte of its data to the end of `pwrite`;
     /// - a READ, from before `pread` to the last byte sent;
-    /// - a listing, a long link target, a list of MOUNT or the results of a long COMPOUND, from before
-    ///   it is made to the last byte sent;
+    /// - a listing, a long link target, a list of MOUNT or the results of a long COMPOUND, from
+    ///   before it is made to the last byte sent;
     /// - a chunk that was read ahead, until it leaves.
     ///
     /// A client address holds at most three quarters of it, chunks apart.
@@ -86,9 +86,11 @@ pub(crate) struct MemoryPlan {
     pub(crate) heads_bytes: usize,
     /// The head of one reply; what is longer is charged to the budget.
     pub(crate) reply_head_bytes_max: usize,
-    /// Page cache that spliced replies pin until they are sent. Held by the pipes of the `PipePool`.
+    /// Page cache that spliced replies pin until they are sent. Held by the pipes of the
+    /// `PipePool`.
     pub(crate) pipes_bytes: usize,
-    /// Names read from the kernel and not listed yet. Held by a `DirectoryStream` between two calls.
+    /// Names read from the kernel and not listed yet. Held by a `DirectoryStream` between two
+    /// calls.
     pub(crate) names_bytes: usize,
     /// Replies to calls that must not run twice. Held by the `ReplyCache` for two minutes.
     pub(crate) replies_bytes: usize,
@@ -96,13 +98,13 @@ pub(crate) struct MemoryPlan {
     pub(crate) sessions_bytes: usize,
     /// Replies that the other slots of all sessions keep. Held by `State`, as its `ReplyBudget`.
     pub(crate) slot_replies_bytes: usize,
-    /// Clients, opens, locks, and waiting locks with their notices, of version 4. Held by `State`, and by
-    /// the backchannels of sessions.
+    /// Clients, opens, locks, and waiting locks with their notices, of version 4. Held by `State`,
+    /// and by the backchannels of sessions.
     pub(crate) owners_bytes: usize,
     /// Delegations of version 4. Held by `State` and `HeldFiles`.
     pub(crate) delegations_bytes: usize,
-    /// Handles of listed inodes. Held by the `HandleCache`, which allocates each 64th part when it is
-    /// first used.
+    /// Handles of listed inodes. Held by the `HandleCache`, which allocates each 64th part when it
+    /// is first used.
     pub(crate) handles_bytes: usize,
     /// Trace events that a command follows and has not taken yet. Held by its `Follower`.
     pub(crate) followers_bytes: usize,
@@ -115,8 +117,8 @@ pub(crate) struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// Divides the budget of a process with these descriptors. `state` has the bounds of version 4, if
-    /// it is served.
+    /// Divides the budget of a process with these descriptors. `state` has the bounds of version 4,
+    /// if it is served.
     ///
     /// # Panics
     /// The terms do not add up to the budget, or a bound within the pool is larger than the pool.

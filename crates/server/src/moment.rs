@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Nanoseconds of `CLOCK_MONOTONIC`. Each call reads it twice; a difference costs a subtraction, where
-/// one of `Instant` costs some sixty instructions.
+/// Nanoseconds of `CLOCK_MONOTONIC`. Each call reads it twice; a difference costs a subtraction,
+/// where one of `Instant` costs some sixty instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment(pub(crate) u64);
 

@@ -21,8 +21,8 @@ use crate::counters::{assign_stripe, next_stripes};
 use crate::turns::{Ledger, Seat, Turns};
 
 /// Of so many tasks that a busy thread runs, one is a task that another thread has made or woken: a
-/// new connection, one to be evicted, one whose calls a lane has finished. With tokio's 31 they wait
-/// for seconds beside a few hundred connections that send as fast as they can.
+/// new connection, one to be evicted, one whose calls a lane has finished. With tokio's 31 they
+/// wait for seconds beside a few hundred connections that send as fast as they can.
 const REMOTE_INTERVAL: u32 = 2;
 /// A busy thread looks for bytes in its sockets after so many tasks, instead of tokio's 61. A task
 /// takes about a millisecond where calls are waiting.
@@ -60,8 +60,8 @@ impl NetworkThreads {
         Ok(Self { accepting, threads, next: AtomicUsize::new(0) })
     }
 
-    /// The thread that accepts connections. It has no calls: beside those of a few busy connections,
-    /// a new one would wait for seconds in a full queue of the kernel.
+    /// The thread that accepts connections. It has no calls: beside those of a few busy
+    /// connections, a new one would wait for seconds in a full queue of the kernel.
     pub(crate) fn accepting(&self) -> &Handle {
         &self.accepting.runtime
     }
@@ -72,8 +72,9 @@ impl NetworkThreads {
         &self.threads[turn].runtime
     }
 
-    /// The thread for a connection of `client`: the one with the fewest connections of that client, and
-    /// of all. In turn they would all be on one thread if the client made two and used one of them.
+    /// The thread for a connection of `client`: the one with the fewest connections of that client,
+    /// and of all. In turn they would all be on one thread if the client made two and used one of
+    /// them.
     pub(crate) fn seat(&self, client: ClientId) -> (&Handle, Seat) {
         let thread = self.threads.iter().min_by_key(|thread| thread.turns.seats(client));
         let thread = thread.expect("there is at least one");

@@ -1,5 +1,5 @@
-//! The portmapper (RFC 1833): serves the ports of NFS and MOUNT on port 111. Where an rpcbind has that
-//! port, [`registration`] has it do so.
+//! The portmapper (RFC 1833): serves the ports of NFS and MOUNT on port 111. Where an rpcbind has
+//! that port, [`registration`] has it do so.
 
 pub(crate) mod registration;
 

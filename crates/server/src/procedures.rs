@@ -1,5 +1,5 @@
-//! The procedures that are served: one table of what the server has to know of a procedure before it
-//! runs.
+//! The procedures that are served: one table of what the server has to know of a procedure before
+//! it runs.
 
 use proto::mount3;
 use proto::nfs3;
@@ -76,8 +76,8 @@ pub(crate) struct Procedure {
     /// Where the work on a call begins. Each operation makes sure itself that it blocks only where
     /// it may, so a wrong choice costs time and nothing else.
     pub(crate) thread: ThreadRule,
-    /// Whether a second run gives the same result and does no harm (RFC 1813 §4.5). A procedure that
-    /// is not idempotent goes through the reply cache.
+    /// Whether a second run gives the same result and does no harm (RFC 1813 §4.5). A procedure
+    /// that is not idempotent goes through the reply cache.
     pub(crate) is_idempotent: bool,
     /// Finds the payload among the arguments of a procedure that has one.
     pub(crate) scan_payload: Option<ScanPayload>,

@@ -1,9 +1,9 @@
-//! Records of clients in the state directory, which let them reclaim their state after a restart, and
-//! the epoch that distinguishes the ids of one start of the server from those of another.
+//! Records of clients in the state directory, which let them reclaim their state after a restart,
+//! and the epoch that distinguishes the ids of one start of the server from those of another.
 //!
-//! A record is a file of its own, replaced by rename(2) and synced with its directory, so that a crash
-//! leaves the old one or the new one. What cannot be read is removed after a line in the log. A record
-//! that cannot be written costs its client the reclaim, and the server goes on.
+//! A record is a file of its own, replaced by rename(2) and synced with its directory, so that a
+//! crash leaves the old one or the new one. What cannot be read is removed after a line in the log.
+//! A record that cannot be written costs its client the reclaim, and the server goes on.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -22,8 +22,8 @@ use crate::state::{ClientRecord, Principal, RecordChange, State};
 /// The records of clients.
 #[derive(Debug)]
 pub(crate) struct Recovery {
-    /// Held while records change, also for the disk, so that the changes keep their order. Under it the
-    /// lock of `state` is taken for moments; it is not waited for under that or any other lock.
+    /// Held while records change, also for the disk, so that the changes keep their order. Under it
+    /// the lock of `state` is taken for moments; it is not waited for under that or any other lock.
     records: Mutex<Records>,
 }
 
@@ -68,9 +68,9 @@ impl Recovery {
         Ok((Self { records: Mutex::new(records) }, Recovered { epoch, clients }))
     }
 
-    /// Performs the changes that `state` asks for: the effect [`Records`](crate::state::Effect::Records).
-    /// Blocks for the disk. What fails keeps no other owner's change from the disk, and is tried again
-    /// after [`RETRY_PERIOD`].
+    /// Performs the changes that `state` asks for: the effect
+    /// [`Records`](crate::state::Effect::Records). Blocks for the disk. What fails keeps no other
+    /// owner's change from the disk, and is tried again after [`RETRY_PERIOD`].
     pub(crate) fn settle(&self, state: &State) {
         self.settle_at(state, Instant::now());
     }
@@ -91,8 +91,9 @@ impl Recovery {
 }
 
 impl Records {
-    /// Performs a change; false if it is to be tried again. An old record that stays on the disk would
-    /// let its client reclaim what others have got, so its removal or replacement is not given up.
+    /// Performs a change; false if it is to be tried again. An old record that stays on the disk
+    /// would let its client reclaim what others have got, so its removal or replacement is not
+    /// given up.
     fn perform(&mut self, change: &RecordChange) -> bool {
         let result = match change {
             RecordChange::Write(client) => self.write(client),
@@ -275,7 +276,8 @@ const UNFINISHED: &str = ".new";
 const RECORD_BYTES_MAX: u64 = 2 * OPAQUE_BYTES_MAX as u64 + 32;
 /// Records that are read. A server makes fewer: it has no more clients.
 const RECORDS_MAX: usize = 1 << 16;
-/// After a failure. Each grant of a lock or an open settles what is left, which is not to try it again.
+/// After a failure. Each grant of a lock or an open settles what is left, which is not to try it
+/// again.
 const RETRY_PERIOD: Duration = Duration::from_secs(1);
 /// Bytes of an owner that the log shows.
 const LOGGED_BYTES_MAX: usize = 64;

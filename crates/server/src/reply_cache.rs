@@ -1,8 +1,8 @@
 //! The registry of calls that must not run twice: those at work, and the replies to those that are
 //! done. A retransmission is answered from it.
 //!
-//! A call repeats another if both have the same [`CallKey`] and the first was not answered as far as
-//! the client's TCP knows:
+//! A call repeats another if both have the same [`CallKey`] and the first was not answered as far
+//! as the client's TCP knows:
 //!
 //! - over the same connection, or a new one from the same port, it is a repetition;
 //! - over a connection from another port it is one if the reply was lost with its connection, or is
@@ -97,9 +97,9 @@ impl ReplyCache {
         Self { hasher: std::hash::RandomState::new(), calls: Mutex::default() }
     }
 
-    /// The key of a call of `row` from `peer`. The name of the client's machine is a part of it, because
-    /// machines behind one address may count their calls alike. The stamp of the credential is not:
-    /// some clients renew it when they send a call again.
+    /// The key of a call of `row` from `peer`. The name of the client's machine is a part of it,
+    /// because machines behind one address may count their calls alike. The stamp of the credential
+    /// is not: some clients renew it when they send a call again.
     pub(crate) fn key(&self, peer: IpAddr, row: &Procedure, call: &call::Call) -> CallKey {
         let sys = match &call.credential {
             Credential::Sys(sys) => Some((call.machine_name(), sys.uid, sys.gid, &*sys.gids)),
@@ -195,8 +195,8 @@ enum Call {
 
 struct AtWork {
     link: Arc<Link>,
-    /// Copies that came over other connections, each with a slot of its own. Dropping a sender wakes
-    /// its copy.
+    /// Copies that came over other connections, each with a slot of its own. Dropping a sender
+    /// wakes its copy.
     copies: Vec<(Arc<Link>, oneshot::Sender<()>)>,
 }
 

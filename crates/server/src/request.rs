@@ -45,8 +45,8 @@ pub(crate) struct Request<'a> {
 }
 
 impl Request<'_> {
-    /// The subject of trace events of this call on the object of a wire handle. The handle is looked
-    /// at only while an event is on.
+    /// The subject of trace events of this call on the object of a wire handle. The handle is
+    /// looked at only while an event is on.
     pub(crate) fn call_id(&self, handle: impl FnOnce() -> FileHandle) -> CallId {
         let call = self.call_id_without_handle();
         if !self.service.tracer.is_used() {
@@ -101,8 +101,8 @@ pub(crate) struct Origin<'a> {
 }
 
 impl Origin<'_> {
-    /// How long the call has waited for threads, now that it ends, if it was handed to any: before the
-    /// work began, and since then where it came to what a network thread must not wait for.
+    /// How long the call has waited for threads, now that it ends, if it was handed to any: before
+    /// the work began, and since then where it came to what a network thread must not wait for.
     pub(crate) fn queue_ns(&self) -> Option<u64> {
         let asked = u64::try_from(Share::current_wait().as_nanos()).unwrap_or(u64::MAX);
         let asked = (asked > 0).then_some(asked);
@@ -162,8 +162,9 @@ pub(crate) enum Refusal {
 
 /// The outcome of a call that was not refused.
 pub(crate) enum Handled {
-    /// It was executed. Its results stand in the reply's head, the data of a READ comes behind them,
-    /// and then the tail; `charge` is held for long ones; the receipt is that of a stored reply.
+    /// It was executed. Its results stand in the reply's head, the data of a READ comes behind
+    /// them, and then the tail; `charge` is held for long ones; the receipt is that of a stored
+    /// reply.
     Executed {
         payload: Option<Payload>,
         tail: Vec<u8>,

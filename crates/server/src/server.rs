@@ -27,9 +27,9 @@ use crate::{listener, portmap};
 const DRAIN_MAX: Duration = Duration::from_secs(15);
 /// The period of the inode cache's tick.
 const TICK_PERIOD: Duration = Duration::from_secs(1);
-/// Connections that wait to be accepted, at most; net.core.somaxconn (4096) bounds it too. The kernel
-/// drops the SYN of any other, and its client waits 1 s, then 3 s, before it sends the next: a few
-/// milliseconds of a peer that connects without end fill a short queue.
+/// Connections that wait to be accepted, at most; net.core.somaxconn (4096) bounds it too. The
+/// kernel drops the SYN of any other, and its client waits 1 s, then 3 s, before it sends the next:
+/// a few milliseconds of a peer that connects without end fill a short queue.
 const BACKLOG: i32 = 4096;
 
 /// Why a server did not start.
@@ -121,8 +121,8 @@ impl Server {
         Self::start_on(config, Vec::new()).await
     }
 
-    /// As [`Server::start`], on listening sockets that this process inherited, if there are any: then
-    /// no address is bound.
+    /// As [`Server::start`], on listening sockets that this process inherited, if there are any:
+    /// then no address is bound.
     ///
     /// # Errors
     /// As [`Server::start`].
@@ -266,9 +266,9 @@ impl Server {
         Ok(changes.join(", "))
     }
 
-    /// Serves with the modes and switches of `config` from the next request on, whose exports are those
-    /// in force but for them. Unlike [`Self::reload`] it opens nothing, so it waits for no disk.
-    /// Returns a summary of the changes.
+    /// Serves with the modes and switches of `config` from the next request on, whose exports are
+    /// those in force but for them. Unlike [`Self::reload`] it opens nothing, so it waits for no
+    /// disk. Returns a summary of the changes.
     pub fn switch(&self, config: &Config) -> String {
         let old = self.service.exports.load_full();
         let new = old.with_table(Arc::clone(config.exports()));
@@ -294,7 +294,8 @@ impl Server {
     /// Accepts nothing new, finishes what was accepted, and puts everything on the disk.
     ///
     /// # Errors
-    /// Some of it could not be put there. Clients will find another write verifier and send it again.
+    /// Some of it could not be put there. Clients will find another write verifier and send it
+    /// again.
     pub async fn shutdown(mut self) -> Result<(), ShutdownError> {
         let failures = self.service.vfs.failed_flushes();
         self.stop.send_replace(true);
@@ -325,8 +326,8 @@ impl Server {
     }
 }
 
-/// Checks that the state directory in use lies in no export. The configuration is checked for its own,
-/// which after a reload can be another.
+/// Checks that the state directory in use lies in no export. The configuration is checked for its
+/// own, which after a reload can be another.
 fn check_outside(exports: &ExportTable, state_dir: &Path) -> Result<(), StateDirError> {
     let path = state_dir.to_owned();
     let real = match fs::canonicalize(state_dir) {
@@ -394,8 +395,8 @@ async fn watch(
     }
 }
 
-/// Keeps the inode cache's time until `ended`. It waits for nothing but the next tick; what waits for
-/// a disk runs in tasks beside it, at most two per device, which have ended when it returns.
+/// Keeps the inode cache's time until `ended`. It waits for nothing but the next tick; what waits
+/// for a disk runs in tasks beside it, at most two per device, which have ended when it returns.
 async fn keep_time(
     service: Arc<Service>,
     ticked: watch::Sender<()>,

@@ -95,8 +95,8 @@ pub(crate) struct Service {
     timers: Handle,
 }
 
-/// The descriptors that this process may open, as many as its hard limit allows. Makes room for them
-/// before anything waits for it.
+/// The descriptors that this process may open, as many as its hard limit allows. Makes room for
+/// them before anything waits for it.
 fn divide_descriptors(config: &Config) -> DescriptorPlan {
     let limit = usize::try_from(io::raise_open_file_limit()).unwrap_or(usize::MAX);
     let window_files_max = WriteBehindConfig::default().files_max;
@@ -220,8 +220,8 @@ impl Service {
         self.buffers.try_take_for(Share::current_client(), len)
     }
 
-    /// The client's share of the threads that wait for an object's device, where the call at work has
-    /// those of another: it may have begun elsewhere.
+    /// The client's share of the threads that wait for an object's device, where the call at work
+    /// has those of another: it may have begun elsewhere.
     pub(crate) fn elsewhere(&self, object: &Object) -> Option<Share> {
         Share::elsewhere(object.root().threads(&self.engine))
     }
@@ -231,8 +231,8 @@ impl Service {
         self.started.elapsed()
     }
 
-    /// Ends the connections of a client address, and all its state of version 4. It may connect again
-    /// at once.
+    /// Ends the connections of a client address, and all its state of version 4. It may connect
+    /// again at once.
     pub(crate) async fn drop_client(&self, address: IpAddr) -> Dropped {
         let connections = self.connections.evict_peer(address);
         let nfs4_clients = self.change_state(|state, step| state.forget_peer(address, step)).await;

@@ -1,9 +1,9 @@
-//! What remains to be done after changes of `state`: records of clients, locks in the kernel, files to
-//! be closed.
+//! What remains to be done after changes of `state`: records of clients, locks in the kernel, files
+//! to be closed.
 //!
-//! Each waits for a disk, and is done by the threads of its device. A call waits for the records, and
-//! for the files of the device that it works on; all else is done behind it, by one job at a time for
-//! each device. So a disk that hangs takes one thread, and delays no other.
+//! Each waits for a disk, and is done by the threads of its device. A call waits for the records,
+//! and for the files of the device that it works on; all else is done behind it, by one job at a
+//! time for each device. So a disk that hangs takes one thread, and delays no other.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -28,7 +28,8 @@ pub(crate) struct Settlement {
     tasks: Handle,
     /// What no call waits for. A queue has an entry while a task is at work on it.
     ///
-    /// Bounded by what had ended before: opens and locks, whose descriptors count until they are closed.
+    /// Bounded by what had ended before: opens and locks, whose descriptors count until they are
+    /// closed.
     queues: Mutex<HashMap<EffectQueue, Work>>,
 }
 
@@ -71,8 +72,8 @@ impl Settlement {
         self.recovery.is_some()
     }
 
-    /// Performs effects of a call before its reply: the records, and those on files of the device that
-    /// the call works on. The others are left to the threads of their devices.
+    /// Performs effects of a call before its reply: the records, and those on files of the device
+    /// that the call works on. The others are left to the threads of their devices.
     pub(crate) async fn settle(self: &Arc<Self>, effects: Effects) {
         for (queue, effects) in self.sorted(effects) {
             let device = self.device(queue);
@@ -92,8 +93,8 @@ impl Settlement {
         }
     }
 
-    /// Gives up an inode that may be the last reference to it. To close one frees the blocks of a file
-    /// that was removed, which is left to the threads of its device.
+    /// Gives up an inode that may be the last reference to it. To close one frees the blocks of a
+    /// file that was removed, which is left to the threads of its device.
     pub(crate) fn close(self: &Arc<Self>, inode: Arc<Inode>) {
         if let Some(inode) = Arc::into_inner(inode) {
             let queue = EffectQueue::Device(inode.root().device());

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use io::{ClientId, LaneKind};
 
-/// The threads of all devices that may stay with a connection: of each lane a quarter of those of one
-/// device, and one for each processor for calls that end on the network thread mostly.
+/// The threads of all devices that may stay with a connection: of each lane a quarter of those of
+/// one device, and one for each processor for calls that end on the network thread mostly.
 pub(crate) struct Stays {
     data: Arc<StaySeats>,
     metadata: Arc<StaySeats>,
@@ -37,9 +37,9 @@ impl Stays {
         }
     }
 
-    /// Whether a light stay pays for a connection with `own` of the last `all` calls of the server: as
-    /// long as about as many connections are busy as there are processors. Of four on two processors it
-    /// made READs of 4 KiB 0.8 times as fast.
+    /// Whether a light stay pays for a connection with `own` of the last `all` calls of the server:
+    /// as long as about as many connections are busy as there are processors. Of four on two
+    /// processors it made READs of 4 KiB 0.8 times as fast.
     pub(crate) fn light_one_pays(&self, own: u64, all: u64) -> bool {
         all * 2 <= own * self.processors * 3
     }
@@ -58,8 +58,8 @@ impl Stays {
 pub(crate) struct StaySeats {
     max: usize,
     taken: Mutex<Taken>,
-    /// All are taken, one client has more than half, and another with less has asked for one. Changed
-    /// only with `taken` locked.
+    /// All are taken, one client has more than half, and another with less has asked for one.
+    /// Changed only with `taken` locked.
     is_one_owed: AtomicBool,
 }
 
@@ -81,8 +81,8 @@ impl StaySeats {
         Self { max, taken: Mutex::default(), is_one_owed: AtomicBool::new(false) }
     }
 
-    /// One stay of a client. If all are taken, those with more than half of them give up one after the
-    /// other until this client has its half.
+    /// One stay of a client. If all are taken, those with more than half of them give up one after
+    /// the other until this client has its half.
     pub(crate) fn take(self: &Arc<Self>, client: ClientId) -> Option<StaySeat> {
         let mut taken = self.lock();
         let its = taken.of(client);
@@ -98,8 +98,8 @@ impl StaySeats {
         Some(StaySeat { seats: Arc::clone(self), client })
     }
 
-    /// Whether a stay of a client has to end, because another client has asked for one in vain and this
-    /// one has more than half. One request ends one stay.
+    /// Whether a stay of a client has to end, because another client has asked for one in vain and
+    /// this one has more than half. One request ends one stay.
     pub(crate) fn is_owed_by(&self, client: ClientId) -> bool {
         self.is_one_owed.load(Ordering::Relaxed) && {
             let taken = self.lock();

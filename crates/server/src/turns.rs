@@ -1,14 +1,14 @@
 //! The turns of clients on a network thread.
 //!
-//! A thread works for one connection until its socket is empty, so a client with many connections, or
-//! with many calls in each, would have the thread to itself. So each client has time for each round.
-//! When it is used up, the client's connections wait, in the order in which they came, for the next
-//! round, which begins once the thread has looked at its sockets and has worked for the others. While
-//! one client alone has work, rounds are longer.
+//! A thread works for one connection until its socket is empty, so a client with many connections,
+//! or with many calls in each, would have the thread to itself. So each client has time for each
+//! round. When it is used up, the client's connections wait, in the order in which they came, for
+//! the next round, which begins once the thread has looked at its sockets and has worked for the
+//! others. While one client alone has work, rounds are longer.
 //!
 //! A client with a single connection is on one thread, and another with many is on all of them. So
-//! what counts is the time of all threads together, in the [`Ledger`]: beside a client that has had less
-//! of it lately, one that has had more gets shorter rounds.
+//! what counts is the time of all threads together, in the [`Ledger`]: beside a client that has had
+//! less of it lately, one that has had more gets shorter rounds.
 //!
 //! A poll is charged after it has ended, and can exceed the time by as much as one call takes. The
 //! client owes the excess in later rounds.
@@ -28,12 +28,12 @@ use tokio::sync::Notify;
 use crate::busy_poll::ThreadCalls;
 use crate::moment::Moment;
 
-/// The time in a round of a client that comes to others: a GETATTR of another client waits for no more
-/// than some ten of them.
+/// The time in a round of a client that comes to others: a GETATTR of another client waits for no
+/// more than some ten of them.
 const SHARED_NS: i64 = 100_000;
 /// The least time, of a client that has more of all threads than another that has work here. Short,
-/// because a client with few calls in flight has them answered once in a round, and shorter than most
-/// calls: what one takes more is owed in the next rounds.
+/// because a client with few calls in flight has them answered once in a round, and shorter than
+/// most calls: what one takes more is owed in the next rounds.
 const SHARED_MIN_NS: i64 = 5_000;
 /// The most, of a client that has less than another.
 const SHARED_MAX_NS: i64 = 200_000;
@@ -43,8 +43,8 @@ const JUDGED_NS: u64 = 10_000_000;
 const JUDGED_AGE_MAX_NS: u64 = 10 * JUDGED_NS;
 /// The time of one thread is so much in the units that shares are compared in.
 const WHOLE_SHARE: u64 = 1024;
-/// A client that needs less than this does not shorten the rounds of others: short rounds cost them a
-/// fifth of their rate.
+/// A client that needs less than this does not shorten the rounds of others: short rounds cost them
+/// a fifth of their rate.
 const SMALL_SHARE: u64 = WHOLE_SHARE / 32;
 /// The time of a client that has the thread to itself. A round costs about two microseconds.
 const ALONE_NS: i64 = 500_000;
@@ -96,8 +96,9 @@ struct Client {
     total_ns: Arc<AtomicU64>,
     /// When it was judged last, and `total_ns` then.
     judged: Option<(Moment, u64)>,
-    /// Its time in a round while others have work too. Changed in steps: if the last judgement alone
-    /// decided, clients would have much and little by turns, and more than two of them unequal shares.
+    /// Its time in a round while others have work too. Changed in steps: if the last judgement
+    /// alone decided, clients would have much and little by turns, and more than two of them
+    /// unequal shares.
     shared_ns: i64,
     /// The work that waits for the next round, by ticket.
     waiting: BTreeMap<u64, Waker>,
@@ -166,8 +167,8 @@ impl Turns {
     pub(crate) async fn run(&self) {
         loop {
             self.due.notified().await;
-            // tokio continues a task that yields after it has polled the sockets, and behind the tasks
-            // that these have made ready.
+            // tokio continues a task that yields after it has polled the sockets, and behind the
+            // tasks that these have made ready.
             tokio::task::yield_now().await;
             self.calls.note_turn();
             let woken = self.lock().next_round(Moment::now());
@@ -269,7 +270,8 @@ impl State {
         let is_shared = self.is_shared(now);
         let client = self.clients.entry(id).or_default();
         let left = client.time_ns(is_shared) - client.used_ns;
-        // Those that have waited longer go first, which a socket that has become readable does not know.
+        // Those that have waited longer go first, which a socket that has become readable does not
+        // know.
         let first = client.waiting.keys().next();
         let is_behind = first.is_some_and(|first| number.is_none_or(|number| *first < number));
         if let (true, false, Ok(left)) = (left > 0, is_behind, u64::try_from(left)) {

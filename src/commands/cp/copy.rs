@@ -111,8 +111,8 @@ impl Copier {
             }
             return;
         }
-        // What is in a tree replaces what is there, also the copies of the arguments before it: they
-        // have to be complete.
+        // What is in a tree replaces what is there, also the copies of the arguments before it:
+        // they have to be complete.
         self.wait().await;
         let ancestors = Arc::new(Ancestors::root(from.handle(), &from.attributes));
         if let Some(made) = self.dir(from, ancestors, &slot).await {
@@ -330,8 +330,8 @@ impl Shared {
         }
     }
 
-    /// Gives a copy what `-p` keeps. As with coreutils, an owner that cannot be kept is an error for
-    /// root, for whom a server that squashes root is the one reason, and for others no surprise.
+    /// Gives a copy what `-p` keeps. As with coreutils, an owner that cannot be kept is an error
+    /// for root alone, for whom a server that squashes root is the one reason.
     async fn preserve(
         &self,
         from: &Entry,

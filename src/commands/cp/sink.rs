@@ -182,8 +182,8 @@ struct Piece {
 }
 
 impl RemoteSink {
-    /// With [`StableHow::FileSync`] every WRITE is safe when it is answered: for data that cannot be
-    /// had again, and for files of one WRITE, which saves them the COMMIT.
+    /// With [`StableHow::FileSync`] every WRITE is safe when it is answered: for data that cannot
+    /// be had again, and for files of one WRITE, which saves them the COMMIT.
     pub(super) fn new(nfs: Nfs3, file: FileHandle, stable: StableHow, is_empty: bool) -> Self {
         let commits = Window::new(COMMITS_MAX);
         Self { nfs, file, stable, is_empty, piece: None, commits, lost: Vec::new() }

@@ -335,9 +335,9 @@ impl Entry {
     }
 
     /// Gives the file the permissions, times and owners of another. Owners only where that is
-    /// permitted; where it is not, leaves out the bits that lend their rights to others, and returns
-    /// the refusal. `written`: the file itself, if its data was written here; its name may be that
-    /// of a link to it.
+    /// permitted; where it is not, leaves out the bits that lend their rights to others, and
+    /// returns the refusal. `written`: the file itself, if its data was written here; its name may
+    /// be that of a link to it.
     pub(super) async fn take_after(
         &self,
         like: &Attributes,

@@ -212,8 +212,8 @@ mod tests {
     use super::super::source::Buffers;
     use super::*;
 
-    /// Copies a file of this size with `data` at some offsets, as planned when it had `planned_bytes`
-    /// and data only in its first block, and expects a copy of the file as it is.
+    /// Copies a file of this size with `data` at some offsets, as planned when it had
+    /// `planned_bytes` and data only in its first block, and expects a copy of the file as it is.
     async fn assert_copied(planned_bytes: u64, size: u64, data: &[u64]) {
         let (from, to) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
         from.set_len(size).unwrap();

@@ -122,8 +122,8 @@ impl Options {
 /// failure.
 const ARGUMENT_FAILED: u8 = 2;
 
-/// The exit status for an argument, as coreutils' where there is a counterpart: not for a server that
-/// cannot be reached.
+/// The exit status for an argument, as coreutils' where there is a counterpart: not for a server
+/// that cannot be reached.
 fn argument_status(failure: &Failure) -> u8 {
     match failure {
         Failure::Remote(client::Error::Connection { .. }) => FAILED,

@@ -28,9 +28,9 @@ use screen::{Screen, Wake};
 /// printed as plain lines. Programs read `spillway nfsstat INTERVAL --json` instead.
 ///
 /// Latency is the mean from a call's last byte to its result; `ms` shows the mean of each phase of
-/// the work, of the whole server, by export and by client. A `-` is a phase that did not occur. Calls
-/// are timed while this command runs. A device is busy for the part of the time that it had requests;
-/// the queue is the mean number of them.
+/// the work, of the whole server, by export and by client. A `-` is a phase that did not occur.
+/// Calls are timed while this command runs. A device is busy for the part of the time that it had
+/// requests; the queue is the mean number of them.
 ///
 /// Exit status: 0 when the command is ended, 1 if the server does not answer, or stops answering.
 #[derive(Args)]

@@ -115,8 +115,8 @@ fn all_rounds<T: Experiment>(
     Ok(())
 }
 
-/// Rounds of an experiment on the subject `at` this place, which is started for them if it is ours to
-/// start.
+/// Rounds of an experiment on the subject `at` this place, which is started for them if it is ours
+/// to start.
 fn once<T: Experiment>(
     experiment: &T,
     rounds: RangeInclusive<u32>,

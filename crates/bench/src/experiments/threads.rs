@@ -417,7 +417,8 @@ impl Options {
         ])
     }
 
-    /// The same of one client and another beside it, whose phases are not named after READ or WRITE.
+    /// The same of one client and another beside it, whose phases are not named after READ or
+    /// WRITE.
     fn beside(&self, phase: &str) -> BTreeMap<String, u64> {
         let others_depth = (phase != ALONE).then_some(self.others_depth.into());
         record::parameters([("write", Some(self.write.into())), ("others_depth", others_depth)])

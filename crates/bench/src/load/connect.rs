@@ -50,8 +50,8 @@ fn from_port(
     let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     send_unpaced(&socket)?;
     set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
-    // A connection of an earlier phase may have the port for a minute yet (TIME_WAIT); whether it is
-    // in the way, connecting fails.
+    // A connection of an earlier phase may have the port for a minute yet (TIME_WAIT); whether it
+    // is in the way, connecting fails.
     set_socket_reuseaddr(&socket, true)?;
     bind(&socket, &source)?;
     connect(&socket, &address)?;

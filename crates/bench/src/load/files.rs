@@ -7,8 +7,8 @@ use super::{LoadFile, Service, Version};
 use crate::{Error, Result};
 
 impl Service {
-    /// The service that `nfs` calls, in version 3, with its identity and the limits of the file system
-    /// of `root`.
+    /// The service that `nfs` calls, in version 3, with its identity and the limits of the file
+    /// system of `root`.
     ///
     /// # Errors
     /// [`Error::Call`]: FSINFO failed.
@@ -53,8 +53,8 @@ pub async fn create_files(
     Ok(files)
 }
 
-/// Removes files from a directory, also after one that the server refuses to remove. One that is not
-/// there is as good as removed.
+/// Removes files from a directory, also after one that the server refuses to remove. One that is
+/// not there is as good as removed.
 ///
 /// # Errors
 /// [`Error::Call`] with the name of the first file that is still there.

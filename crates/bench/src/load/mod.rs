@@ -2,9 +2,10 @@
 //! shall be the server.
 //!
 //! A load has a number of ranks, each a thread with a connection of its own, on which a number of
-//! calls is in flight all the time. In versions 4.1 and 4.2 a rank is a client with a session, whose
-//! slots are the calls in flight, and opens its file before the load begins. Data is sent from a file in memory and thrown away by the
-//! kernel without being copied, but for what is verified: see [`Verify`].
+//! calls is in flight all the time. In versions 4.1 and 4.2 a rank is a client with a session,
+//! whose slots are the calls in flight, and opens its file before the load begins. Data is sent
+//! from a file in memory and thrown away by the kernel without being copied, but for what is
+//! verified: see [`Verify`].
 
 mod call;
 mod connect;

@@ -125,8 +125,8 @@ impl Outcome {
         measurement.first_error = self.first_trouble();
     }
 
-    /// Adds what this, which read back and compared all data, found to the measurement of the load that
-    /// wrote it.
+    /// Adds what this, which read back and compared all data, found to the measurement of the load
+    /// that wrote it.
     pub fn note_verified(&self, measurement: &mut Measurement) {
         let figures = &mut measurement.figures;
         *figures.entry(Figure::VerifiedMib).or_default() += mib(self.verified_bytes);

@@ -16,8 +16,8 @@ pub enum Direction {
 pub enum Pattern {
     /// A file for each rank, from its beginning on: what IOR calls easy.
     EasySequential,
-    /// One file for all, in which the transfers of the ranks take turns: what IOR calls hard. When it
-    /// is read, each rank reads what the next one wrote.
+    /// One file for all, in which the transfers of the ranks take turns: what IOR calls hard. When
+    /// it is read, each rank reads what the next one wrote.
     HardInterleaved,
     /// A file for each rank, all of its units once in a random order; then again in another.
     Random {
@@ -104,8 +104,8 @@ impl Plan<'_> {
     }
 }
 
-/// Where `index` comes in an order of `0..len` that `seed` decides about: a Feistel network over the
-/// next power of four, gone through until it leads back below `len`.
+/// Where `index` comes in an order of `0..len` that `seed` decides about: a Feistel network over
+/// the next power of four, gone through until it leads back below `len`.
 fn permute(seed: u64, len: u64, index: u64) -> u64 {
     debug_assert!(index < len, "one of them");
     let half = (u64::BITS - len.saturating_sub(1).leading_zeros()).div_ceil(2).max(1);

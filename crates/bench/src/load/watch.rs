@@ -8,8 +8,8 @@ use crate::record::Second;
 
 /// The period of looking.
 const PERIOD: Duration = Duration::from_millis(100);
-/// How many times as long as it took to look at the server it is left alone afterwards: what its files
-/// occupy of the page cache is counted page by page, on a processor that the load could use.
+/// How many times as long as it took to look at the server it is left alone afterwards: what its
+/// files occupy of the page cache is counted page by page, on a processor that the load could use.
 const REST_TO_LOOK: u32 = 100;
 /// The length of what is results.
 const SECOND: Duration = Duration::from_secs(1);
@@ -27,8 +27,8 @@ pub struct Observed {
 
 /// An observer of a running load, ten times a second.
 pub struct Watch<'a> {
-    /// Looks at the server, less often if that takes more than a millisecond. Of each second the most
-    /// is results.
+    /// Looks at the server, less often if that takes more than a millisecond. Of each second the
+    /// most is results.
     pub observe: Box<dyn FnMut() -> Observed + 'a>,
     /// Is given the bytes that all groups have done so far.
     pub progress: Box<dyn FnMut(u64) + 'a>,
@@ -82,8 +82,8 @@ impl Series {
         }
     }
 
-    /// Has the last second end with the group, which was looked at after its end and before that was
-    /// reported.
+    /// Has the last second end with the group, which was looked at after its end and before that
+    /// was reported.
     fn shorten(&mut self, end: Instant) {
         let end_secs = (end - self.started).as_secs_f64();
         while let Some(mut last) = self.seconds.pop() {

@@ -71,8 +71,8 @@ impl NetworkLink {
     /// When the queue of the link is full, packets are lost.
     ///
     /// # Errors
-    /// [`Error::Machine`]: this kernel has no netem. [`Error::Program`]: `ip` or `tc` is missing, or
-    /// refused, mostly because only root may.
+    /// [`Error::Machine`]: this kernel has no netem. [`Error::Program`]: `ip` or `tc` is missing,
+    /// or refused, mostly because only root may.
     pub fn create(limits: &NetworkLimits) -> Result<Self> {
         let named = |side: &str| NetworkNamespace {
             name: format!("spillway-bench-{}-{side}", std::process::id()),

@@ -154,8 +154,8 @@ impl Watched {
         CpuTime::of(self.pid).map_err(|_| self.gone())
     }
 
-    /// The context switches of its threads so far, voluntary or not; those of threads that have ended
-    /// are not among them.
+    /// The context switches of its threads so far, voluntary or not; those of threads that have
+    /// ended are not among them.
     ///
     /// # Errors
     /// [`Error::Server`]: it is gone.
@@ -308,8 +308,8 @@ mod tests {
 
     #[test]
     fn memory_that_is_touched_is_resident() {
-        // A process of its own: other tests of this one free their memory meanwhile. It keeps the end of
-        // what it reads.
+        // A process of its own: other tests of this one free their memory meanwhile. It keeps the
+        // end of what it reads.
         let mut child = std::process::Command::new("tail")
             .args(["-c", "64M"])
             .stdin(std::process::Stdio::piped())

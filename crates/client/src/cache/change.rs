@@ -47,8 +47,8 @@
 //!   may or may not include their effect. Their replies decide.
 //! - An own LINK whose stamp was read after a later own WRITE, at a server that does not exclude
 //!   other changes, counts as foreign.
-//! - Own WRITEs and a SETATTR that returns to the mtime from before them, at the same size, count as
-//!   foreign if the reply to an own LINK, RENAME or REMOVE after these comes first.
+//! - Own WRITEs and a SETATTR that returns to the mtime from before them, at the same size, count
+//!   as foreign if the reply to an own LINK, RENAME or REMOVE after these comes first.
 //!
 //! In doubt a change is [`Attribution::Foreign`]: that costs fetching data again, the opposite
 //! mistake returns wrong data.
@@ -267,15 +267,15 @@ impl ChangeTracker {
         self.observe_stamp(attributes.into(), undisturbed)
     }
 
-    /// The sequence of the next own call, for [`decide_observed`](Self::decide_observed): attributes that have arrived
-    /// have the effect of earlier calls at most.
+    /// The sequence of the next own call, for [`decide_observed`](Self::decide_observed):
+    /// attributes that have arrived have the effect of earlier calls at most.
     pub(crate) fn next_call(&self) -> u64 {
         self.next
     }
 
-    /// Processes attributes again that [`observe`](Self::observe) has left undecided. `None` while a
-    /// call before `next_call` is in flight: without its reply, its change and a foreign one after it
-    /// look alike. `Undecided` means that the caches are valid.
+    /// Processes attributes again that [`observe`](Self::observe) has left undecided. `None` while
+    /// a call before `next_call` is in flight: without its reply, its change and a foreign one
+    /// after it look alike. `Undecided` means that the caches are valid.
     pub(crate) fn decide_observed(
         &mut self,
         attributes: &Attributes,

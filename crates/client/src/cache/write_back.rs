@@ -13,8 +13,8 @@
 //! that is committed, and whose WRITE was answered before the READ was sent, is not copied: the
 //! reply has it, or what another client has written over it.
 //!
-//! After a foreign change, held data that was sent before may be older than the server's, or lost by
-//! a server whose restart looks like a change. It is committed at once, and then read from the
+//! After a foreign change, held data that was sent before may be older than the server's, or lost
+//! by a server whose restart looks like a change. It is committed at once, and then read from the
 //! server: the verifier has shown that the server has executed its WRITE and not lost it. An open
 //! waits for that.
 
@@ -291,8 +291,9 @@ impl<T: WriteTarget> WriteBack<T> {
     }
 
     /// To be called before a SETATTR of the size. Waits for the replies to the WRITEs of all data
-    /// written so far and to all in flight. None is sent until the result is dropped: a WRITE behind
-    /// the SETATTR would extend the file again, also one of data that the server lost in a restart.
+    /// written so far and to all in flight. None is sent until the result is dropped: a WRITE
+    /// behind the SETATTR would extend the file again, also one of data that the server lost in a
+    /// restart.
     pub(crate) async fn begin_truncation(&self) -> Truncation<'_, T> {
         self.drain().await;
         let truncation = Truncation(Pause::new(&self.file));
@@ -399,8 +400,8 @@ impl<T: WriteTarget> ReadMark<T> {
         is_held
     }
 
-    /// The server's `data` at `offset`, of which `len` bytes were requested, with all data held since
-    /// the mark was taken copied over it.
+    /// The server's `data` at `offset`, of which `len` bytes were requested, with all data held
+    /// since the mark was taken copied over it.
     #[must_use]
     pub(crate) fn overlaid(&self, offset: u64, len: usize, data: &[u8]) -> Bytes {
         // A hole between the server's end of file and held data reads as zeros.

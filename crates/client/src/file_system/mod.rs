@@ -121,8 +121,8 @@ impl FileSystem {
         (!is_stale).then(|| self.shared.inodes.inode(handle, attributes, sent))
     }
 
-    /// The inode of `handle` from the reply to a LOOKUP or a call that creates a name, by GETATTR if
-    /// the reply had no attributes.
+    /// The inode of `handle` from the reply to a LOOKUP or a call that creates a name, by GETATTR
+    /// if the reply had no attributes.
     async fn inode(
         &self,
         handle: FileHandle,
@@ -229,7 +229,8 @@ impl FileSystem {
     /// Waits for nothing.
     ///
     /// # Errors
-    /// Data of some file was lost, and this was reported to no open file. Each loss is reported once.
+    /// Data of some file was lost, and this was reported to no open file. Each loss is reported
+    /// once.
     pub(crate) fn check_lost(&self) -> Result<()> {
         let mut outcome = Ok(());
         for inode in self.shared.inodes.all() {

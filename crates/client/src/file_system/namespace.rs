@@ -37,8 +37,8 @@ impl FileSystem {
         Ok(inode)
     }
 
-    /// The object under `name` from a cached listing, if the directory has not changed since and the
-    /// handle is not known to be stale.
+    /// The object under `name` from a cached listing, if the directory has not changed since and
+    /// the handle is not known to be stale.
     async fn lookup_cached(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Option<Arc<Inode>>> {
         let Some(mut listed) = dir.listed(name) else { return Ok(None) };
         if self.shared.inodes.is_stale(&listed.0) {
@@ -102,8 +102,8 @@ impl FileSystem {
         Ok(inode)
     }
 
-    /// CREATE of a regular file for an open(2) that has found no `name`, at the cost of one call. The
-    /// caller may open the file whatever its mode is.
+    /// CREATE of a regular file for an open(2) that has found no `name`, at the cost of one call.
+    /// The caller may open the file whatever its mode is.
     ///
     /// # Errors
     /// Those of the calls, [`Status::Exist`] if the name exists: its permissions count.
@@ -129,9 +129,9 @@ impl FileSystem {
         created
     }
 
-    /// Whether an earlier transmission of a CREATE with `mode` may have created `found`: a server that
-    /// was restarted executes the next one too. If it was another process of this user, that may
-    /// change the mode.
+    /// Whether an earlier transmission of a CREATE with `mode` may have created `found`: a server
+    /// that was restarted executes the next one too. If it was another process of this user, that
+    /// may change the mode.
     fn may_have_created(&self, found: &Inode, mode: u32) -> bool {
         let Attributes { file_type, mode: its_mode, nlink, uid, size, .. } = found.attributes();
         file_type == FileType::Regular

@@ -35,7 +35,8 @@ impl FileSystem {
         }
     }
 
-    /// REMOVE of a name of `child`, or its silly rename if it is the last name and the file is open.
+    /// REMOVE of a name of `child`, or its silly rename if it is the last name and the file is
+    /// open.
     pub(super) async fn remove_child(
         &self,
         child: Arc<Inode>,
@@ -88,8 +89,8 @@ impl FileSystem {
 
     /// LINK gives the target its silly name and leaves the old one, which RENAME replaces: other
     /// processes always find one of the files. After a RENAME that fails the silly name is removed,
-    /// which needs the permission to remove names of the target. In a sticky directory a user can have
-    /// that of LINK alone. In the target's turn.
+    /// which needs the permission to remove names of the target. In a sticky directory a user can
+    /// have that of LINK alone. In the target's turn.
     async fn replace_held(&self, target: &Hold, names: &Names) -> Result<()> {
         let inode = target.inode();
         // If both names refer to one file, RENAME does nothing, and the file keeps its names.
@@ -134,8 +135,8 @@ impl FileSystem {
     }
 
     /// Where LINK is not supported or could not be undone: silly rename, then RENAME. If the first
-    /// fails nothing has changed, and if the second fails the first is undone. Where the outcome is not
-    /// known the silly name stays: it may be the only name of a file that was not replaced.
+    /// fails nothing has changed, and if the second fails the first is undone. Where the outcome is
+    /// not known the silly name stays: it may be the only name of a file that was not replaced.
     async fn replace_in_two_steps(
         &self,
         target: &Hold,
@@ -196,8 +197,8 @@ impl FileSystem {
         dir.mode & STICKY_BIT != 0 && !is_owner
     }
 
-    /// Whether a file has more than one name. GETATTR confirms it: the reply to the removal of another
-    /// name has no `nlink`, and another client can have removed one.
+    /// Whether a file has more than one name. GETATTR confirms it: the reply to the removal of
+    /// another name has no `nlink`, and another client can have removed one.
     async fn has_other_names(&self, inode: &Arc<Inode>) -> Result<bool> {
         if inode.attributes().nlink <= 1 {
             return Ok(false);

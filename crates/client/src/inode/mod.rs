@@ -230,8 +230,8 @@ impl Inode {
     }
 
     /// Takes note of the outcome of a call with the handle of this object, and returns it. After
-    /// NFS3ERR_STALE another client has removed the object, and a cached listing that has the handle
-    /// is outdated.
+    /// NFS3ERR_STALE another client has removed the object, and a cached listing that has the
+    /// handle is outdated.
     pub(crate) fn note_outcome<T>(&self, outcome: Result<T>) -> Result<T> {
         if outcome.as_ref().is_err_and(|error| error.is(Status::Stale)) {
             self.is_stale.store(true, Ordering::Release);
@@ -276,10 +276,10 @@ impl Inode {
         self.apply(attribution, from, to);
     }
 
-    /// Like [`note`](Self::note), for the call of an open, which must not miss a change that another
-    /// client has finished: waits until the own calls are answered that may have hidden it. If that
-    /// takes [`DECIDED_WITHIN`], drops the caches. Then waits until no written data hides the latest
-    /// change of another client that was noticed.
+    /// Like [`note`](Self::note), for the call of an open, which must not miss a change that
+    /// another client has finished: waits until the own calls are answered that may have hidden it.
+    /// If that takes [`DECIDED_WITHIN`], drops the caches. Then waits until no written data hides
+    /// the latest change of another client that was noticed.
     pub(crate) async fn note_for_open(&self, attributes: Option<&Attributes>, sent: Sent) {
         let Some(attributes) = attributes else { return };
         let (attribution, from, to) = self.observe(attributes, sent);
@@ -313,8 +313,8 @@ impl Inode {
         }
     }
 
-    /// Like [`note`](Self::note), for READDIR and READDIRPLUS of this directory. The directory cache
-    /// takes the change stamp from the same reply, and invalidates its older pages itself.
+    /// Like [`note`](Self::note), for READDIR and READDIRPLUS of this directory. The directory
+    /// cache takes the change stamp from the same reply, and invalidates its older pages itself.
     pub(crate) fn note_listing(&self, attributes: Option<&Attributes>, sent: Sent) {
         let Some(attributes) = attributes else { return };
         let (attribution, from, to) = self.observe(attributes, sent);
@@ -376,8 +376,8 @@ impl Inode {
         }
     }
 
-    /// Waits until the server has replied to the WRITEs of all data written so far. Write errors are
-    /// left for the open files.
+    /// Waits until the server has replied to the WRITEs of all data written so far. Write errors
+    /// are left for the open files.
     pub(crate) async fn send_written(&self) {
         if let Contents::File(file) = &self.contents {
             file.written.drain().await;
@@ -417,8 +417,8 @@ impl Inode {
         self.known().attributes.latest().into()
     }
 
-    /// Notes that this client has changed `name` in the directory. `after` is the directory's change
-    /// stamp, or `None` if another client changed it too.
+    /// Notes that this client has changed `name` in the directory. `after` is the directory's
+    /// change stamp, or `None` if another client changed it too.
     fn name_changed(&self, name: &[u8], after: Option<Change>) {
         if let Contents::Directory(DirectoryContents { listing, children }) = &self.contents {
             listing.note_own_change(name, after);

@@ -38,8 +38,8 @@ impl SillyRename {
     }
 }
 
-/// Keeps a file: while it is held, this client renames its last name instead of removing it. Held by
-/// each open file and, from before its first call, by each open in progress.
+/// Keeps a file: while it is held, this client renames its last name instead of removing it. Held
+/// by each open file and, from before its first call, by each open in progress.
 pub(crate) struct Hold {
     inode: Arc<Inode>,
     is_ended: bool,
@@ -124,10 +124,10 @@ impl Inode {
         Ok(Hold { inode: Arc::clone(self), is_ended: false })
     }
 
-    /// The turn to remove a name of the file, from before the count of its holds until the reply. Of
-    /// two removals at once each would leave the last name to the other. An open that holds the file
-    /// waits for the turn before its first call, and then finds the file removed if it was. `None` for
-    /// other types than files.
+    /// The turn to remove a name of the file, from before the count of its holds until the reply.
+    /// Of two removals at once each would leave the last name to the other. An open that holds the
+    /// file waits for the turn before its first call, and then finds the file removed if it was.
+    /// `None` for other types than files.
     pub(crate) async fn removal_turn(&self) -> Option<tokio::sync::MutexGuard<'_, ()>> {
         Some(self.file().ok()?.removing.lock().await)
     }

@@ -7,8 +7,8 @@ use tokio::runtime::Handle;
 
 use super::Superblock;
 
-/// Makes `calls` as a part of the caller, which costs no switch of threads. If the caller is dropped
-/// first they go on as a task. The end of the mount waits for them.
+/// Makes `calls` as a part of the caller, which costs no switch of threads. If the caller is
+/// dropped first they go on as a task. The end of the mount waits for them.
 pub(crate) async fn to_the_end<F>(superblock: &Superblock, calls: F) -> F::Output
 where
     F: Future<Output: Send> + Send + 'static,

@@ -41,8 +41,8 @@ impl Operations {
             mtime: set_time(set.mtime),
         };
         let caller = self.as_caller(head);
-        // truncate(2) by path: the kernel checks no permission, and SETATTR would succeed for an owner
-        // without write permission. OPEN has checked the permission of ftruncate(2).
+        // truncate(2) by path: the kernel checks no permission, and SETATTR would succeed for an
+        // owner without write permission. OPEN has checked the permission of ftruncate(2).
         if set.size.is_some() && set.fh.is_none() {
             may(&caller, &node, ACCESS_MODIFY | ACCESS_EXTEND).await?;
         }
@@ -87,8 +87,8 @@ impl Operations {
 }
 
 /// Fails with EACCES unless the server grants the caller all of `wanted`, a sum of `ACCESS_*`. One
-/// call asks for all bits. Its result is used as long as the attributes are valid, as by the kernel's
-/// NFS client.
+/// call asks for all bits. Its result is used as long as the attributes are valid, as by the
+/// kernel's NFS client.
 pub(super) async fn may(caller: &FileSystem, node: &Node, wanted: u32) -> Result<(), Refusal> {
     if wanted == 0 {
         return Ok(());
@@ -129,8 +129,8 @@ pub(super) fn access_bits(mask: u32, is_dir: bool) -> u32 {
     bits
 }
 
-/// The protocol's times have unsigned 32-bit seconds. Times outside that range are set to its nearest
-/// end, as by the kernel's NFS client.
+/// The protocol's times have unsigned 32-bit seconds. Times outside that range are set to its
+/// nearest end, as by the kernel's NFS client.
 fn set_time(when: Option<When>) -> SetTime {
     match when {
         None => SetTime::DontChange,

@@ -73,7 +73,8 @@ pub(super) struct Payload(Bytes);
 
 impl Payload {
     /// The bytes `range` of `buffer`, or `None` if the buffer is shorter. Small data is copied and
-    /// leaves the buffer with the caller, so that waiting requests hold about as much memory as data.
+    /// leaves the buffer with the caller, so that waiting requests hold about as much memory as
+    /// data.
     pub(super) fn cut(buffer: &mut Option<Buffer>, range: Range<usize>) -> Option<Self> {
         let data = buffer.as_deref()?.get(range.clone())?;
         if data.len() <= COPIED_BYTES_MAX {

@@ -25,8 +25,8 @@ struct Caller {
 }
 
 impl Callers {
-    /// The identity for a request. A caller without a visible process, as in a foreign PID namespace,
-    /// has no supplementary groups.
+    /// The identity for a request. A caller without a visible process, as in a foreign PID
+    /// namespace, has no supplementary groups.
     pub(super) fn identity(&self, head: &Head) -> Arc<Identity> {
         let caller = Caller { pid: head.pid, uid: head.uid, gid: head.gid };
         if let Some((since, identity)) = self.known().get(&caller)
@@ -58,8 +58,8 @@ pub(super) fn is_killed(pid: u32) -> bool {
     pid != 0 && status(pid).is_none_or(|status| kill_is_pending(&status))
 }
 
-/// Whether the thread `pid` exits, which closes its files and ignores their errors. An invisible thread
-/// does not.
+/// Whether the thread `pid` exits, which closes its files and ignores their errors. An invisible
+/// thread does not.
 pub(super) fn is_exiting(pid: u32) -> bool {
     let stat = if pid == 0 { None } else { fs::read(format!("/proc/{pid}/stat")).ok() };
     stat.is_some_and(|stat| flags(&String::from_utf8_lossy(&stat)) & PF_EXITING != 0)

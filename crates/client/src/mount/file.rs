@@ -43,7 +43,8 @@ impl Operations {
         Ok(Answer::opened(self.files.insert(open), reply_flags))
     }
 
-    /// CREATE: creates a file that does not exist, and opens it. Its mode does not restrict this open.
+    /// CREATE: creates a file that does not exist, and opens it. Its mode does not restrict this
+    /// open.
     pub(super) async fn create(
         &self,
         head: &Head,
@@ -141,8 +142,8 @@ impl Operations {
         self.sync(fh).await
     }
 
-    /// FSYNC. Sends and commits all data, and returns the error of an earlier write that has not been
-    /// reported, or was by a WRITE.
+    /// FSYNC. Sends and commits all data, and returns the error of an earlier write that has not
+    /// been reported, or was by a WRITE.
     pub(super) async fn sync(&self, fh: u64) -> Outcome {
         let open = self.file(fh)?;
         let returned = open.short_write.take_returned();
@@ -153,8 +154,8 @@ impl Operations {
         }
     }
 
-    /// RELEASE: the last descriptor and the last mapping are gone. The kernel ignores the result, so
-    /// write errors are left for the next open and for [`finish`](Self::finish).
+    /// RELEASE: the last descriptor and the last mapping are gone. The kernel ignores the result,
+    /// so write errors are left for the next open and for [`finish`](Self::finish).
     pub(super) async fn release(&self, fh: u64) {
         // The request of a killed caller can still hold the file, and closes it when it ends.
         if let Some(open) = self.files.remove(fh).and_then(Arc::into_inner) {
@@ -165,8 +166,8 @@ impl Operations {
     /// Closes all open files, and sends and commits all written data.
     ///
     /// # Errors
-    /// Those of [`FileSystem::sync`]: losses that were reported to no program, which each file that is
-    /// still open would report again.
+    /// Those of [`FileSystem::sync`]: losses that were reported to no program, which each file that
+    /// is still open would report again.
     pub(super) async fn finish(&self) -> Result<()> {
         // Before the closes, which wait for the REMOVE of deleted files, too.
         self.file_system.commit().await;

@@ -109,7 +109,8 @@ impl Kernel {
         self.session.as_fd().try_clone_to_owned()
     }
 
-    /// Whether a program can map a file shared that was opened with `FOPEN_DIRECT_IO`: since Linux 6.6.
+    /// Whether a program can map a file shared that was opened with `FOPEN_DIRECT_IO`: since Linux
+    /// 6.6.
     pub(super) fn maps_direct_files(&self) -> bool {
         self.maps_direct_files
     }
@@ -143,8 +144,8 @@ pub(super) struct Notifier {
 }
 
 impl Notifier {
-    /// Drops the attributes of `node` and its pages from `offset` on; no pages if `offset` is negative.
-    /// Waits for requests that hold these pages.
+    /// Drops the attributes of `node` and its pages from `offset` on; no pages if `offset` is
+    /// negative. Waits for requests that hold these pages.
     pub(super) fn invalidate(&self, node: u64, offset: i64) -> io::Result<()> {
         self.fuser.inval_inode(INodeNo(node), offset, 0)
     }
@@ -154,8 +155,8 @@ impl Notifier {
         self.fuser.inval_entry(INodeNo(dir), OsStr::from_bytes(name))
     }
 
-    /// Makes the kernel look up each name again before its next use. Does not wait, so that a request
-    /// may call it.
+    /// Makes the kernel look up each name again before its next use. Does not wait, so that a
+    /// request may call it.
     ///
     /// # Errors
     /// `EINVAL` before Linux 6.16.
@@ -258,7 +259,8 @@ fn config(source: &str, nfs: &MountOptions, fuse: &FuseOptions) -> Config {
         if flags.exec { MountOption::Exec } else { MountOption::NoExec },
     ];
     if nfs.sync {
-        // The kernel sends FSYNC after each write(2) and returns its error, also behind a first part.
+        // The kernel sends FSYNC after each write(2) and returns its error, also behind a first
+        // part.
         options.push(MountOption::Sync);
     }
     if fuse.default_permissions {
@@ -321,9 +323,9 @@ impl Filesystem for Agreement {
 impl Agreement {
     /// Not among these: `WRITEBACK_CACHE`, because write-back is done here, in file order and with
     /// its errors reported; `AUTO_INVAL_DATA`, because the kernel would take our own changes for
-    /// foreign ones and drop the pages just written; `EXPLICIT_INVAL_DATA`, without which the kernel
-    /// drops a file's pages when it learns another size, of which own changes are none; remote locks,
-    /// which hold on this machine.
+    /// foreign ones and drop the pages just written; `EXPLICIT_INVAL_DATA`, without which the
+    /// kernel drops a file's pages when it learns another size, of which own changes are none;
+    /// remote locks, which hold on this machine.
     fn wanted(&self, capabilities: InitFlags) -> InitFlags {
         let mut flags = InitFlags::FUSE_ASYNC_READ
             | InitFlags::FUSE_BIG_WRITES

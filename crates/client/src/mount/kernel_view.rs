@@ -1,13 +1,13 @@
 //! The kernel's cached state of one file: attributes and pages.
 //!
-//! `FUSE_NOTIFY_INVAL_INODE` makes the kernel discard the reply to each GETATTR of that inode that is
-//! under way (`fi->attr_version`, fs/fuse/inode.c). A read beyond the size that the kernel knows begins
-//! with such a GETATTR, and without its reply ends at the old size. So after an OPEN, which promises
-//! the size that the file has by then, no such notification may come before the read, and none while
-//! a GETATTR is being answered. It is not needed soon either:
+//! `FUSE_NOTIFY_INVAL_INODE` makes the kernel discard the reply to each GETATTR of that inode that
+//! is under way (`fi->attr_version`, fs/fuse/inode.c). A read beyond the size that the kernel knows
+//! begins with such a GETATTR, and without its reply ends at the old size. So after an OPEN, which
+//! promises the size that the file has by then, no such notification may come before the read, and
+//! none while a GETATTR is being answered. It is not needed soon either:
 //!
-//! - The kernel drops all pages itself when an OPEN is answered without `FOPEN_KEEP_CACHE`, and when
-//!   attributes in a reply have another size.
+//! - The kernel drops all pages itself when an OPEN is answered without `FOPEN_KEEP_CACHE`, and
+//!   when attributes in a reply have another size.
 //! - It asks for attributes itself if its cached ones have expired.
 //!
 //! A reply with another size does not settle the matter: the kernel discards it too if a write(2)
@@ -15,13 +15,14 @@
 //! the size. It can still meet a GETATTR that the kernel has queued and this process has not read.
 //!
 //! Nor does the order of replies determine which attributes the kernel has in the end: each program
-//! executes those to its own requests when it runs. So a file is opened with `FOPEN_DIRECT_IO`, and its
-//! reads do not depend on the kernel's size, unless the kernel has the right one for certain
+//! executes those to its own requests when it runs. So a file is opened with `FOPEN_DIRECT_IO`, and
+//! its reads do not depend on the kernel's size, unless the kernel has the right one for certain
 //! ([`KernelView::has_size`]).
 //!
-//! The kernel also waits for the pages of READs and WRITEs that are not answered, and umount(2) waits
-//! for the notification (`fc->killsb`). So none comes once the server has left one of them without a
-//! reply for [`SETTLING`], and has answered no other meanwhile. A slow server delays no notification.
+//! The kernel also waits for the pages of READs and WRITEs that are not answered, and umount(2)
+//! waits for the notification (`fc->killsb`). So none comes once the server has left one of them
+//! without a reply for [`SETTLING`], and has answered no other meanwhile. A slow server delays no
+//! notification.
 //!
 //! The kernel counts the links of a file itself: the reply to an UNLINK, or to a RENAME that
 //! replaces the file, subtracts one from the `nlink` of the last attributes (`fuse_entry_unlinked`,
@@ -110,8 +111,8 @@ impl KernelView {
         self.size.is_some_and(|known| known.bytes < offset)
     }
 
-    /// Whether the kernel has this size for certain: no reply of the last [`SIZE_SETTLING`] had another
-    /// one, which it may execute yet.
+    /// Whether the kernel has this size for certain: no reply of the last [`SIZE_SETTLING`] had
+    /// another one, which it may execute yet.
     pub(super) fn has_size(&self, bytes: u64, now: Instant) -> bool {
         self.size.is_some_and(|known| {
             known.bytes == bytes && known.changed_at.is_none_or(|at| now >= at + SIZE_SETTLING)
@@ -142,13 +143,14 @@ impl KernelView {
         self.is_believed && self.attributes.as_ref() != Some(attributes)
     }
 
-    /// Notes a notification that invalidates the kernel's attributes and discards replies under way.
+    /// Notes a notification that invalidates the kernel's attributes and discards replies under
+    /// way.
     pub(super) fn discard_attributes(&mut self) {
         (self.attributes, self.is_believed) = (None, false);
     }
 
-    /// Notes a change by another client. Returns whether the caller has to start the task that drops
-    /// the pages.
+    /// Notes a change by another client. Returns whether the caller has to start the task that
+    /// drops the pages.
     pub(super) fn note_stale_pages(&mut self, now: Instant) -> bool {
         self.stale_since.get_or_insert(now);
         !std::mem::replace(&mut self.is_drop_scheduled, true)
@@ -176,17 +178,17 @@ impl KernelView {
         self.transferred_at = Some(now);
     }
 
-    /// Whether the server has left a READ or WRITE without a reply for [`SETTLING`], and has answered
-    /// no other meanwhile.
+    /// Whether the server has left a READ or WRITE without a reply for [`SETTLING`], and has
+    /// answered no other meanwhile.
     fn has_silent_transfer(&self, now: Instant) -> bool {
         let is_long_ago = |at: Instant| now >= at + SETTLING;
         self.transfers.first_key_value().is_some_and(|(_, begun)| is_long_ago(*begun))
             && self.transferred_at.is_none_or(is_long_ago)
     }
 
-    /// An OPEN is about to be answered; `is_unchanged` if no other client has changed the file since
-    /// the one before. Returns whether the kernel may keep its pages. It may not while it may not have
-    /// executed an earlier reply that drops them.
+    /// An OPEN is about to be answered; `is_unchanged` if no other client has changed the file
+    /// since the one before. Returns whether the kernel may keep its pages. It may not while it may
+    /// not have executed an earlier reply that drops them.
     pub(super) fn open(&mut self, is_unchanged: bool, now: Instant) -> bool {
         self.opened_at = Some(now);
         let is_dropping = self.dropped_at.is_some_and(|at| now < at + SETTLING);
@@ -228,8 +230,8 @@ impl KernelView {
 /// What a program needs at most from open(2) to the end of the first GETATTR of a read(2).
 pub(super) const SETTLING: Duration = Duration::from_secs(1);
 
-/// What a program needs at most to execute the reply to a request of its own, on a machine with many
-/// more programs than processors.
+/// What a program needs at most to execute the reply to a request of its own, on a machine with
+/// many more programs than processors.
 const SIZE_SETTLING: Duration = Duration::from_secs(10);
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! The FUSE mount: a [`FileSystem`] as a directory of this machine.
 //!
 //! The kernel caches pages and names, and sends requests for the rest: `request` decodes requests,
-//! `reply` encodes replies, `session` reads and writes them, and `operations` and the modules beside
-//! it execute them. Of fuser only mounting and the negotiation with the kernel are used: its requests
-//! and replies do not support unknown file types, file ids other than the kernel's node numbers, and
-//! callers that are killed.
+//! `reply` encodes replies, `session` reads and writes them, and `operations` and the modules
+//! beside it execute them. Of fuser only mounting and the negotiation with the kernel are used: its
+//! requests and replies do not support unknown file types, file ids other than the kernel's node
+//! numbers, and callers that are killed.
 
 mod attr;
 mod buffer;
@@ -123,8 +123,9 @@ impl Mount {
         self.operations.finish().await
     }
 
-    /// The result of [`finish`](Self::finish) as far as it is known, for a caller that waits no longer:
-    /// `None` if there is data that is not committed. Deleted files may remain to be removed.
+    /// The result of [`finish`](Self::finish) as far as it is known, for a caller that waits no
+    /// longer: `None` if there is data that is not committed. Deleted files may remain to be
+    /// removed.
     #[must_use]
     pub fn outcome(&self) -> Option<Result<()>> {
         // In this order, so that no error is recorded in between.

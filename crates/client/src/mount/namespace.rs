@@ -109,8 +109,8 @@ impl Operations {
         Name(new_name): &Name,
         flags: u32,
     ) -> Outcome {
-        // NFS version 3 has neither RENAME_NOREPLACE nor RENAME_EXCHANGE. On this error programs use
-        // rename(2).
+        // NFS version 3 has neither RENAME_NOREPLACE nor RENAME_EXCHANGE. On this error programs
+        // use rename(2).
         if flags != 0 {
             return Err(Refusal(Errno::INVAL));
         }

@@ -35,7 +35,8 @@ pub(super) struct Operations {
     rules: Rules,
     /// Set when the file system is mounted, before the first request.
     notifier: OnceLock<Notifier>,
-    /// [`Kernel::maps_direct_files`](super::kernel::Kernel::maps_direct_files), set at the same time.
+    /// [`Kernel::maps_direct_files`](super::kernel::Kernel::maps_direct_files), set at the same
+    /// time.
     maps_direct_files: OnceLock<bool>,
     /// Counts removed names, see [`Operations::links_are_known`].
     names_removed: AtomicU64,
@@ -165,9 +166,9 @@ impl Operations {
         let _ = self.maps_direct_files.set(maps_direct_files);
     }
 
-    /// Whether reads and writes of a file opened now have to bypass the kernel's page cache, because
-    /// the kernel may have another size, see [`KernelView::has_size`]. Not if a program may map the file
-    /// shared and the kernel permits only one of both.
+    /// Whether reads and writes of a file opened now have to bypass the kernel's page cache,
+    /// because the kernel may have another size, see [`KernelView::has_size`]. Not if a program may
+    /// map the file shared and the kernel permits only one of both.
     pub(super) fn must_bypass_pages(&self, node: &Node, can_be_mapped: bool) -> bool {
         let can_bypass = !can_be_mapped || self.maps_direct_files.get() == Some(&true);
         can_bypass && !node.has_settled()
@@ -217,9 +218,9 @@ impl Operations {
             | Operation::BatchForget { .. }
             | Operation::Interrupt { .. }
             | Operation::Destroy => unreachable!("the session executes these"),
-            // The kernel does not send the operation again, and uses its fallback: extended attributes
-            // and preallocation return EOPNOTSUPP, SEEK_HOLE finds no holes, copy_file_range copies,
-            // locks hold on this machine.
+            // The kernel does not send the operation again, and uses its fallback: extended
+            // attributes and preallocation return EOPNOTSUPP, SEEK_HOLE finds no holes,
+            // copy_file_range copies, locks hold on this machine.
             Operation::Unknown => Err(Refusal(Errno::NOSYS)),
         };
         outcome.unwrap_or_else(|Refusal(errno)| Answer::error(errno))
@@ -285,12 +286,12 @@ impl Operations {
         }
     }
 
-    /// How long the kernel may use a cached name in `dir`: as long as the attributes of the directory
-    /// are valid, by which a change of its names is detected.
+    /// How long the kernel may use a cached name in `dir`: as long as the attributes of the
+    /// directory are valid, by which a change of its names is detected.
     ///
-    /// If several users share a mount and the kernel does not check permissions, it resolves a cached
-    /// name for all users. So names are not cached in directories that not all users may search, and
-    /// the server checks each search.
+    /// If several users share a mount and the kernel does not check permissions, it resolves a
+    /// cached name for all users. So names are not cached in directories that not all users may
+    /// search, and the server checks each search.
     pub(super) fn name_ttl(&self, dir: &Inode) -> Duration {
         if self.rules.lookup_cache == LookupCache::None || self.must_ask(dir) {
             return Duration::ZERO;
@@ -303,11 +304,11 @@ impl Operations {
         self.rules.ask_before_search && dir.attributes().mode & SEARCH_BY_ALL != SEARCH_BY_ALL
     }
 
-    /// Makes the kernel look up each name in the directory `number` again, because from now on not all
-    /// users may search it. The SETATTR that changed its mode is answered after that.
+    /// Makes the kernel look up each name in the directory `number` again, because from now on not
+    /// all users may search it. The SETATTR that changed its mode is answered after that.
     ///
-    /// Before Linux 6.16 the kernel can drop a name only after that SETATTR has been answered. There a
-    /// thread drops the names, and until then they are found without permission.
+    /// Before Linux 6.16 the kernel can drop a name only after that SETATTR has been answered.
+    /// There a thread drops the names, and until then they are found without permission.
     pub(super) fn forget_names(&self, number: u64, dir: &Inode) {
         let Some(notifier) = self.notifier.get().cloned() else { return };
         if notifier.outdate_all_names().is_ok() {
@@ -348,9 +349,9 @@ impl Operations {
         node.names_removed.swap(removed, Ordering::AcqRel) == removed
     }
 
-    /// Prepares the reply to an OPEN: invalidates the kernel's attributes of `number`, if it has older
-    /// ones. Returns whether the kernel may keep its pages; `is_unchanged` if no other client has
-    /// changed the file since the last OPEN.
+    /// Prepares the reply to an OPEN: invalidates the kernel's attributes of `number`, if it has
+    /// older ones. Returns whether the kernel may keep its pages; `is_unchanged` if no other client
+    /// has changed the file since the last OPEN.
     ///
     /// Waits for no lock of another request, so that requests may call it.
     pub(super) fn prepare_open(&self, number: u64, node: &Node, is_unchanged: bool) -> bool {
@@ -461,8 +462,9 @@ impl Node {
         !is_shared(&self.inode) && self.view().has_size(size, Instant::now())
     }
 
-    /// Waits for the parts of an asynchronous write(2) that are before the one at `offset`: the kernel
-    /// sends them at once, and their order shows where they belong if it has another size of the file.
+    /// Waits for the parts of an asynchronous write(2) that are before the one at `offset`: the
+    /// kernel sends them at once, and their order shows where they belong if it has another size of
+    /// the file.
     pub(super) async fn earlier_parts_appended(&self, offset: u64) {
         for _ in 0..PARTS_POLLS {
             if self.has_settled() || !self.view().ends_before(offset) {
@@ -472,8 +474,8 @@ impl Node {
         }
     }
 
-    /// Where data appended by a write(2) goes, for which the kernel has chosen `offset`: to the end of
-    /// the file. In a settled file that is `offset`.
+    /// Where data appended by a write(2) goes, for which the kernel has chosen `offset`: to the end
+    /// of the file. In a settled file that is `offset`.
     ///
     /// # Errors
     /// Those of GETATTR.
@@ -520,10 +522,11 @@ impl Node {
     }
 }
 
-/// How long the kernel may use the attributes of `inode`. Zero while written data is being sent, which
-/// will change them: the next GETATTR waits for it, as with the kernel's NFS client. Zero while other
-/// clients change the file, so that an OPEN that finds a change does not have to invalidate the
-/// kernel's attributes, which would discard replies that reads of other programs wait for.
+/// How long the kernel may use the attributes of `inode`. Zero while written data is being sent,
+/// which will change them: the next GETATTR waits for it, as with the kernel's NFS client. Zero
+/// while other clients change the file, so that an OPEN that finds a change does not have to
+/// invalidate the kernel's attributes, which would discard replies that reads of other programs
+/// wait for.
 fn attributes_ttl(inode: &Inode) -> Duration {
     match inode.written() {
         Ok(written) if is_shared(inode) || !written.is_clean() => Duration::ZERO,

@@ -13,8 +13,8 @@ use crate::cache::directory;
 use crate::inode::Inode;
 
 impl Operations {
-    /// OPENDIR. ACCESS checks that the caller may read the names, because READDIR may be answered from
-    /// the cache.
+    /// OPENDIR. ACCESS checks that the caller may read the names, because READDIR may be answered
+    /// from the cache.
     pub(super) async fn opendir(&self, head: &Head) -> Outcome {
         let node = self.node(head.node)?;
         let caller = self.as_caller(head);
@@ -23,8 +23,8 @@ impl Operations {
         Ok(Answer::opened_dir(self.dirs.insert(directory), 0))
     }
 
-    /// READDIR, or READDIRPLUS if `plus`. The kernel's offset is the server's cookie, so that a listing
-    /// continues at its place after changes of the directory.
+    /// READDIR, or READDIRPLUS if `plus`. The kernel's offset is the server's cookie, so that a
+    /// listing continues at its place after changes of the directory.
     pub(super) async fn readdir(
         &self,
         head: &Head,

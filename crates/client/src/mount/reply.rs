@@ -22,8 +22,8 @@ enum Body {
     Data(Bytes),
 }
 
-/// Lookup counts and open files that an answer passes to the kernel. The kernel refuses the answer if
-/// the caller was killed; then they are undone.
+/// Lookup counts and open files that an answer passes to the kernel. The kernel refuses the answer
+/// if the caller was killed; then they are undone.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Granted {
     /// One lookup of each.

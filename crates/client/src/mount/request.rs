@@ -1,7 +1,7 @@
 //! Decodes the requests on `/dev/fuse` (`linux/fuse.h`, protocol 7.31 and later).
 //!
-//! The kernel is trusted, but may be of another version: a message that is too short is an error, and
-//! unknown trailing fields are ignored.
+//! The kernel is trusted, but may be of another version: a message that is too short is an error,
+//! and unknown trailing fields are ignored.
 
 use std::fmt;
 

@@ -60,8 +60,9 @@ impl Session {
     pub(super) fn serve(self: &Arc<Self>) -> io::Result<()> {
         let _runtime = self.runtime.enter();
         let ended = self.run_loop();
-        // These have no caller any more, and on a hard mount they might wait for ever. RELEASE never
-        // had one: it commits data and removes deleted files, and `Mount::finish` waits for it.
+        // These have no caller any more, and on a hard mount they might wait for ever. RELEASE
+        // never had one: it commits data and removes deleted files, and `Mount::finish` waits for
+        // it.
         for (_, waiting) in self.waiting().drain().filter(|(_, waiting)| !waiting.is_release) {
             waiting.task.abort();
         }
@@ -140,7 +141,8 @@ impl Session {
         let interrupt = head.unique;
         self.runtime.spawn(async move {
             let Some(pid) = session.waiting().get(&unique).map(|waiting| waiting.pid) else {
-                // Answered already; or another thread has just read it, and then the kernel retries.
+                // Answered already; or another thread has just read it, and then the kernel
+                // retries.
                 tokio::time::sleep(INTERRUPT_RETRY).await;
                 return session.send(interrupt, Answer::error(Errno::AGAIN));
             };

@@ -33,8 +33,8 @@ struct State {
 }
 
 impl ShortWrite {
-    /// Whether a WRITE of thread `pid` is the first of a write(2), and can return an error. Only one
-    /// WRITE is.
+    /// Whether a WRITE of thread `pid` is the first of a write(2), and can return an error. Only
+    /// one WRITE is.
     pub(super) fn take(&self, pid: u32) -> bool {
         let mut state = self.lock();
         let found = state.ended.iter().position(|ended| *ended == pid);

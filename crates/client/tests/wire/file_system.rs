@@ -189,7 +189,8 @@ async fn removing_one_of_several_names_takes_effect_at_once() {
     assert_eq!(file.read_at(0, 9).await.unwrap(), b"data"[..]);
 }
 
-/// The last name of an open file is put aside also if the client has removed or replaced the others.
+/// The last name of an open file is put aside also if the client has removed or replaced the
+/// others.
 #[tokio::test]
 async fn an_open_file_outlives_all_of_several_names() {
     let fixture = Fixture::new().await;

@@ -60,8 +60,8 @@ async fn an_open_drops_the_caches_if_an_own_call_is_not_answered() {
     assert_eq!(file.read_at(0, 100).await.unwrap(), b"theirs"[..]);
 }
 
-/// The server restarts between the WRITEs and the SETATTR, and the reply to a COMMIT shows it before
-/// the reply to the SETATTR arrives.
+/// The server restarts between the WRITEs and the SETATTR, and the reply to a COMMIT shows it
+/// before the reply to the SETATTR arrives.
 #[tokio::test]
 async fn data_lost_by_the_server_is_not_sent_again_behind_a_cut() {
     let fixture = Fixture::new().await;

@@ -69,8 +69,8 @@ impl LargeDirectory {
     }
 }
 
-/// Numbers of READDIRs and READDIRPLUSes. On a busy machine a listing takes `all`, where on an idle one
-/// it takes at least `whole`.
+/// Numbers of READDIRs and READDIRPLUSes. On a busy machine a listing takes `all`, where on an idle
+/// one it takes at least `whole`.
 #[derive(Debug, PartialEq, Eq)]
 struct Calls {
     all: u64,
@@ -216,8 +216,9 @@ async fn a_long_listing_fetches_the_attributes_that_are_needed() {
     let (listed, readdirs) = large.calls_of(list(&file_system, &dir, BUFFER_ENTRIES)).await;
     assert_holds_once(&listed, (0..ENTRIES).map(name));
     let others = others() - before;
-    // A sample, and the page fetched ahead by READDIR, from which a few entries are looked up. A sample
-    // that is cut short can be too small to learn from: then the next entries are looked up, too.
+    // A sample, and the page fetched ahead by READDIR, from which a few entries are looked up. A
+    // sample that is cut short can be too small to learn from: then the next entries are looked up,
+    // too.
     let too_small = BUFFER_ENTRIES as u64 * (readdirs.all - readdirs.whole);
     assert!(others <= 50 + too_small, "{others} calls beside {readdirs:?}");
     assert_eq!(readdirs.from_start, 1);

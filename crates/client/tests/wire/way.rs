@@ -135,8 +135,8 @@ impl Way {
         self.refused.lock().unwrap().insert(procedure.code(), status);
     }
 
-    /// Loses the next reply to `procedure` and its connection. The server takes the repeated call for
-    /// a new one.
+    /// Loses the next reply to `procedure` and its connection. The server takes the repeated call
+    /// for a new one.
     pub(crate) fn lose(&self, procedure: Procedure) {
         *self.losing.lock().unwrap() = Some(procedure.code());
     }

@@ -200,7 +200,8 @@ impl Cache {
     }
 }
 
-/// Writers that cache, one that reads only, and a local process. Each WRITE is alone or shared, as its turn has it.
+/// Writers that cache, one that reads only, and a local process. Each WRITE is alone or shared, as
+/// its turn has it.
 fn clients_end_without_stale_data(fault: Fault, shared: [bool; WRITERS]) {
     let server = Arc::new(Server::new(fault));
     let writers = (0..WRITERS).map(|block| {

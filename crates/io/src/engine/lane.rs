@@ -53,8 +53,8 @@ thread_local! {
     static LEFT: RefCell<Option<Vec<Job>>> = const { RefCell::new(None) };
 }
 
-/// Runs `wake`. The tasks of this thread's lane that it wakes go on here and now, one after the other;
-/// then the jobs that they have left by [`after_tasks_woken_here`].
+/// Runs `wake`. The tasks of this thread's lane that it wakes go on here and now, one after the
+/// other; then the jobs that they have left by [`after_tasks_woken_here`].
 pub(super) fn wake_here(wake: impl FnOnce()) {
     if LEFT.with_borrow(Option::is_some) {
         // By one of those tasks: what it wakes is queued as elsewhere.
@@ -79,8 +79,8 @@ pub(super) fn wake_here(wake: impl FnOnce()) {
     drop(woken);
 }
 
-/// Runs `job` when the tasks have gone on that this thread runs within [`wake_here`]; at once outside
-/// it.
+/// Runs `job` when the tasks have gone on that this thread runs within [`wake_here`]; at once
+/// outside it.
 pub(super) fn after_tasks_woken_here(job: impl FnOnce() + Send + 'static) {
     if LEFT.with_borrow(Option::is_none) {
         return job();
@@ -198,10 +198,10 @@ impl Lane {
         }
     }
 
-    /// Runs a job on a thread of the lane and resumes its panic here. A caller on a thread of the same
-    /// device that may block for as much runs it itself: handing it over would only make two threads
-    /// wait for one disk. A flush leaves the metadata threads all the same, for others' lookups need
-    /// them; and no thread waits for another's disk.
+    /// Runs a job on a thread of the lane and resumes its panic here. A caller on a thread of the
+    /// same device that may block for as much runs it itself: handing it over would only make two
+    /// threads wait for one disk. A flush leaves the metadata threads all the same, for others'
+    /// lookups need them; and no thread waits for another's disk.
     pub(super) async fn run<R, F>(&self, client: ClientId, job: F) -> R
     where
         R: Send + 'static,
@@ -231,8 +231,8 @@ impl Lane {
         }
     }
 
-    /// Queues a job on `subject` without a waiter; never runs it on this thread. If there is no place
-    /// for it, the subject comes back.
+    /// Queues a job on `subject` without a waiter; never runs it on this thread. If there is no
+    /// place for it, the subject comes back.
     pub(super) fn leave<T: Send + 'static>(
         &self,
         client: ClientId,
@@ -272,8 +272,8 @@ impl Lane {
         self.shared.lock().waiting
     }
 
-    /// Whether a thread at work for `client` is wanted for other work: of another client, which is not
-    /// to wait for a processor either, or of this one, if no thread is on its way to it.
+    /// Whether a thread at work for `client` is wanted for other work: of another client, which is
+    /// not to wait for a processor either, or of this one, if no thread is on its way to it.
     pub(super) fn wants_thread(&self, client: ClientId) -> bool {
         let queue = self.shared.lock();
         let is_wanted = |own: &ClientQueue| {
@@ -347,8 +347,8 @@ impl Shared {
         wake(sleeping);
     }
 
-    /// Queues a job on `subject` if its client has a place for it; else gives the subject back, and the
-    /// client's places.
+    /// Queues a job on `subject` if its client has a place for it; else gives the subject back, and
+    /// the client's places.
     fn try_submit<T>(
         self: &Arc<Self>,
         client: ClientId,

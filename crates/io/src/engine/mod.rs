@@ -172,29 +172,29 @@ impl Engine {
         share.lanes().data.leave(share.client(), subject, job)
     }
 
-    /// For a task that was begun elsewhere and comes to where it may block: goes on on a data thread,
-    /// if it was begun by a [`Share`]. Any other goes on where it is, and hands over each of
-    /// its jobs.
+    /// For a task that was begun elsewhere and comes to where it may block: goes on on a data
+    /// thread, if it was begun by a [`Share`]. Any other goes on where it is, and hands over each
+    /// of its jobs.
     pub async fn ask_for_data_thread(&self) {
         lane::ask_for_lane(lane::LaneKind::Data).await;
     }
 
-    /// As [`ask_for_data_thread`](Self::ask_for_data_thread), for a task that may block for names and
-    /// attributes: any thread of a lane will do.
+    /// As [`ask_for_data_thread`](Self::ask_for_data_thread), for a task that may block for names
+    /// and attributes: any thread of a lane will do.
     pub async fn ask_for_metadata_thread(&self) {
         lane::ask_for_lane(lane::LaneKind::Metadata).await;
     }
 
-    /// Runs `wake`. The tasks of the lane that this thread serves go on here and now if it wakes them,
-    /// one after the other, and no other thread is woken for them: for tasks that have little left to
-    /// do. Where such a task waits again, it leaves this thread as any.
+    /// Runs `wake`. The tasks of the lane that this thread serves go on here and now if it wakes
+    /// them, one after the other, and no other thread is woken for them: for tasks that have little
+    /// left to do. Where such a task waits again, it leaves this thread as any.
     pub fn wake_here(&self, wake: impl FnOnce()) {
         lane::wake_here(wake);
     }
 
-    /// Runs `job` at once; or, by a task that this thread runs within [`wake_here`](Self::wake_here),
-    /// when the last of these tasks has gone on: so that what they all do can be done once. It must
-    /// not wait.
+    /// Runs `job` at once; or, by a task that this thread runs within
+    /// [`wake_here`](Self::wake_here), when the last of these tasks has gone on: so that what they
+    /// all do can be done once. It must not wait.
     pub fn after_tasks_woken_here(job: impl FnOnce() + Send + 'static) {
         lane::after_tasks_woken_here(job);
     }

@@ -100,8 +100,9 @@ impl Share {
         CURRENT.with_borrow(|share| share.as_ref().is_some_and(is_same))
     }
 
-    /// The share that the client of the task on this thread has of `device`; `None` where the task is
-    /// within that device's already. For work of a task that waits for another device than its own.
+    /// The share that the client of the task on this thread has of `device`; `None` where the task
+    /// is within that device's already. For work of a task that waits for another device than its
+    /// own.
     pub fn elsewhere(device: &Device) -> Option<Self> {
         (!Self::is_of(device)).then(|| Self::new(device, Self::current_client()))
     }
@@ -112,8 +113,8 @@ impl Share {
     }
 
     /// How long the task that is polled on this thread has waited so far for the threads that it
-    /// [asked for](super::Engine::ask_for_data_thread); 0 if it was not handed over, or is no task of
-    /// a lane.
+    /// [asked for](super::Engine::ask_for_data_thread); 0 if it was not handed over, or is no task
+    /// of a lane.
     pub fn current_wait() -> Duration {
         wait::current()
     }
@@ -155,8 +156,8 @@ impl Share {
 
     /// Begins `work` on a data thread, where the jobs that it submits run in place: a task that
     /// needs nothing but the disk is done with a single handover. Where it has to wait for anything
-    /// else (a lock, memory) it leaves the thread to others, and goes on on a data thread when it is
-    /// woken.
+    /// else (a lock, memory) it leaves the thread to others, and goes on on a data thread when it
+    /// is woken.
     ///
     /// Resolves as soon as the task is queued; a full queue of the client makes the caller wait. A
     /// waker of a task never waits. A panic of the task ends the task.
@@ -186,8 +187,9 @@ impl Share {
         self.lanes().data.begin_here(self.client, self.task(work))
     }
 
-    /// As [`begin_here`](Self::begin_here), for a task that goes on on a metadata thread. Most end here.
-    /// One that does not is polled again there, whatever it waits for: only then it needs a waker.
+    /// As [`begin_here`](Self::begin_here), for a task that goes on on a metadata thread. Most end
+    /// here. One that does not is polled again there, whatever it waits for: only then it needs a
+    /// waker.
     pub async fn begin_metadata_here(&self, work: impl Future<Output = ()> + Send + 'static) {
         let mut task = self.task(work);
         let first = catch_unwind(AssertUnwindSafe(|| {
@@ -204,9 +206,9 @@ impl Share {
         self.lanes().of(lane).leave(self.client, job, |job| job()).is_ok()
     }
 
-    /// Runs `work` as a task of a lane on this thread, which is one of the lane's. Where it has to wait
-    /// it waits here, at most `patience` each time; then it leaves this thread and goes on in the lane
-    /// when it is woken. Returns whether it has ended.
+    /// Runs `work` as a task of a lane on this thread, which is one of the lane's. Where it has to
+    /// wait it waits here, at most `patience` each time; then it leaves this thread and goes on in
+    /// the lane when it is woken. Returns whether it has ended.
     pub fn run_here(
         &self,
         lane: LaneKind,

@@ -487,7 +487,8 @@ async fn work_left_to_the_data_lane_never_runs_here_and_never_waits() {
     assert_eq!(reply.recv().unwrap(), "spillway-data-0");
 }
 
-/// Submits jobs of a client to a device, each of which holds its thread until the sender is dropped.
+/// Submits jobs of a client to a device, each of which holds its thread until the sender is
+/// dropped.
 fn hold_threads(engine: &Engine, share: &Share, jobs: usize) -> Vec<mpsc::Sender<()>> {
     let mut senders = Vec::new();
     for _ in 0..jobs {

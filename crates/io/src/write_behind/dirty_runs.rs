@@ -100,8 +100,8 @@ impl DirtyRuns {
         self.oldest
     }
 
-    /// Bytes of the pages with dirty bytes. A page that two runs share counts for each, so every run
-    /// counts for a page at least, and the number of runs is bounded too.
+    /// Bytes of the pages with dirty bytes. A page that two runs share counts for each, so every
+    /// run counts for a page at least, and the number of runs is bounded too.
     pub(super) fn charged(&self) -> u64 {
         self.charged
     }
@@ -236,8 +236,8 @@ impl DirtyRuns {
         self.pages_of_edges(|_| true)
     }
 
-    /// The pages of the edges that have waited long enough, and of those that soon have: they are on
-    /// the way.
+    /// The pages of the edges that have waited long enough, and of those that soon have: they are
+    /// on the way.
     pub(super) fn expired_edges(&self, now: Instant) -> Vec<ByteRange> {
         let wait = self.edge_wait();
         let is_due = self.edge_expires().is_some_and(|at| at <= now);
@@ -290,8 +290,9 @@ impl DirtyRuns {
         ByteRange::between(part.offset(), end)
     }
 
-    /// Where the first batch of a run ends that is long enough to begin with it: at a multiple of the
-    /// batch size. Large folios end there too, and one that sticks out of a range is never dropped.
+    /// Where the first batch of a run ends that is long enough to begin with it: at a multiple of
+    /// the batch size. Large folios end there too, and one that sticks out of a range is never
+    /// dropped.
     fn boundary(&self, start: u64, end: u64) -> Option<u64> {
         let run_bytes = self.limits.run_bytes;
         let start = self.round_up(start);

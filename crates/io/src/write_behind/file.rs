@@ -35,8 +35,8 @@ struct FileState {
     /// How to write back; unknown before the first write.
     method: Option<Method>,
     place: Place,
-    /// A thread begins a write-back or waits for one. Its error is not in `error` yet, and the kernel
-    /// may not report it again.
+    /// A thread begins a write-back or waits for one. Its error is not in `error` yet, and the
+    /// kernel may not report it again.
     is_at_disk: bool,
     /// How often a thread has returned from that.
     returns: u64,
@@ -123,11 +123,11 @@ impl WriteBehindFile {
         WriteIntent { file: Arc::clone(self), range, room, is_announced: true, cut }
     }
 
-    /// Enrolls `written`, which went through the page cache in place of a direct write: that would have
-    /// left no page there, so none stays. All else as [`WriteIntent::enroll`].
+    /// Enrolls `written`, which went through the page cache in place of a direct write: that would
+    /// have left no page there, so none stays. All else as [`WriteIntent::enroll`].
     ///
-    /// Exceeds the bound of the window while such writes follow each other. Room cannot be waited for:
-    /// those who have it may wait for this thread, and the pages are dirty already.
+    /// Exceeds the bound of the window while such writes follow each other. Room cannot be waited
+    /// for: those who have it may wait for this thread, and the pages are dirty already.
     pub fn enroll_undirected(self: &Arc<Self>, fd: &Arc<OwnedFd>, written: ByteRange) {
         let (file, room) = (Arc::clone(self), self.shared.no_room());
         let intent = WriteIntent { file, range: written, room, is_announced: false, cut: None };
@@ -147,7 +147,8 @@ impl WriteBehindFile {
         (is_in(foreign) && !is_in(resident)).then_some(cut)
     }
 
-    /// The file has been cut or extended to `new_len` bytes: what was written past it needs no disk.
+    /// The file has been cut or extended to `new_len` bytes: what was written past it needs no
+    /// disk.
     pub fn truncated(self: &Arc<Self>, new_len: u64) {
         let mut state = self.lock();
         state.runs.truncate(new_len);
@@ -166,9 +167,9 @@ impl WriteBehindFile {
         grants.deliver();
     }
 
-    /// The file has lost its last name: what was written to it needs no disk, and nothing of it enters
-    /// the window again. When this returns the window has no descriptor of the file. A step under way
-    /// is waited for, so this may block for as long as the disk takes for some MiB.
+    /// The file has lost its last name: what was written to it needs no disk, and nothing of it
+    /// enters the window again. When this returns the window has no descriptor of the file. A step
+    /// under way is waited for, so this may block for as long as the disk takes for some MiB.
     pub fn release(self: &Arc<Self>) {
         let mut state = self.lock();
         state.released = true;
@@ -183,7 +184,8 @@ impl WriteBehindFile {
     }
 
     /// The first error of a background write-back since the last call. If a thread begins one, or
-    /// waits for one, it is waited for, so this may block for as long as the disk takes for some MiB.
+    /// waits for one, it is waited for, so this may block for as long as the disk takes for some
+    /// MiB.
     ///
     /// Waiting for write-back consumes the error that the kernel keeps for each open file. So an
     /// `fsync` of a descriptor that was enrolled proves nothing by itself; together with this call,
@@ -398,9 +400,9 @@ impl WriteIntent {
     /// Writes data at the beginning of the range, as [`write_parts_at`] does.
     ///
     /// A new page that is filled only in part is written by a call of its own. Otherwise the kernel
-    /// puts it into one folio with pages behind it, and as long as it waits for the rest none of them
-    /// can be dropped. (A page at the end never is in such a folio: the kernel makes none that is
-    /// longer than the write.) `before_call` is called before each of the two.
+    /// puts it into one folio with pages behind it, and as long as it waits for the rest none of
+    /// them can be dropped. (A page at the end never is in such a folio: the kernel makes none that
+    /// is longer than the write.) `before_call` is called before each of the two.
     ///
     /// # Errors
     /// As [`write_at`](crate::write_at).
@@ -531,8 +533,8 @@ mod tests {
     fn error_of_a_write_back_that_cannot_begin_reaches_the_next_flush() {
         let window = idle_window();
         let file = enrolled(&window, path_only);
-        // Cut before anybody waits for the disk: nothing but the start could have failed. Queued only
-        // then, or a thread of the window might come first.
+        // Cut before anybody waits for the disk: nothing but the start could have failed. Queued
+        // only then, or a thread of the window might come first.
         file.step(Urgency::Pressed);
         file.truncated(0);
         file.queue_again(&mut file.lock()).deliver();

@@ -32,8 +32,8 @@ impl Method {
     }
 }
 
-/// Begins the write-back of `range`, which is not empty. `Ok(false)` if the kernel or the file system
-/// cannot.
+/// Begins the write-back of `range`, which is not empty. `Ok(false)` if the kernel or the file
+/// system cannot.
 ///
 /// # Errors
 /// Errors of the disk. Not every file system reports an error of this call by the next `fsync`
@@ -42,8 +42,8 @@ pub(super) fn start(fd: BorrowedFd<'_>, range: ByteRange) -> Result<bool, Errno>
     write_back(fd, range, libc::SYNC_FILE_RANGE_WRITE)
 }
 
-/// Waits until `range`, which is not empty, is clean; writes what is still dirty. `Ok(false)` if the
-/// kernel or the file system cannot.
+/// Waits until `range`, which is not empty, is clean; writes what is still dirty. `Ok(false)` if
+/// the kernel or the file system cannot.
 ///
 /// # Errors
 /// Errors of the disk, once: a later `fsync` of the same open file does not report them again.
@@ -83,9 +83,9 @@ fn write_back(fd: BorrowedFd<'_>, range: ByteRange, flags: libc::c_uint) -> Resu
     done_unless_refused(sync_file_range(fd, range, flags), || sync_file_range(fd, range, 0))
 }
 
-/// `Ok(false)` if the call was refused, rather than failed. A file system may report an error of its
-/// disk by the number of a refusal, and as often as it is asked, as a network file system does with
-/// EPERM. So `probe` decides: the same call without flags, which the kernel validates and does
+/// `Ok(false)` if the call was refused, rather than failed. A file system may report an error of
+/// its disk by the number of a refusal, and as often as it is asked, as a network file system does
+/// with EPERM. So `probe` decides: the same call without flags, which the kernel validates and does
 /// nothing for. It takes no error of the disk from the file.
 fn done_unless_refused(
     outcome: Result<(), Errno>,

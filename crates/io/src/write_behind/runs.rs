@@ -8,7 +8,7 @@
 //!   (being          (bytes)         (one batch,        (batches on            │  ▲
 //!    written)                        whole pages)       their way)            ▼  │
 //!                                                                           leftovers
-//!                                                             (clean, but could not be dropped yet)
+//!                                                             (clean, but not yet dropped)
 //! ```
 
 use std::collections::VecDeque;
@@ -25,8 +25,8 @@ pub(super) enum Urgency {
     Relaxed,
     /// There is too much in it: whole pages, in order.
     Pressed,
-    /// There are too many pages that are filled only in part, or nothing else makes room: those too,
-    /// the oldest first.
+    /// There are too many pages that are filled only in part, or nothing else makes room: those
+    /// too, the oldest first.
     Starved,
     /// Everything must leave now.
     Draining,
@@ -286,8 +286,8 @@ impl Runs {
         Droppable { kept_bytes: clean_bytes - bytes_of(&ranges), ranges }
     }
 
-    /// The batch at work is clean, and all of it dropped but `left`. Returns the bytes given up: they
-    /// stay in the cache, and the window has nothing more to do with them.
+    /// The batch at work is clean, and all of it dropped but `left`. Returns the bytes given up:
+    /// they stay in the cache, and the window has nothing more to do with them.
     pub(super) fn finished(&mut self, left: Vec<ByteRange>, now: Instant) -> u64 {
         let Some((action, batch)) = self.working.take() else { return 0 };
         if action == Action::Finish {

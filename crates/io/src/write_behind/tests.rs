@@ -202,9 +202,9 @@ fn what_was_cached_before_stays_cached() {
     assert!(attempts.flatten().next().is_some(), "the kernel reclaims pages each time");
 }
 
-/// `None` if the kernel reclaimed a page of an island before the window was asked to spare it, as it
-/// does when memory is short or pages are cold (DAMON). It remembers those pages, and not the ones
-/// that were dropped.
+/// `None` if the kernel reclaimed a page of an island before the window was asked to spare it, as
+/// it does when memory is short or pages are cold (DAMON). It remembers those pages, and not the
+/// ones that were dropped.
 fn islands_stay_cached() -> Option<()> {
     let window = WriteBehind::new(WriteBehindConfig::default());
     let written = Written::new(&window);
@@ -392,8 +392,8 @@ fn file_outgrows_the_window_beside_a_second_device_as_without_it() {
     let window = WriteBehind::new(config);
     let written = Written::new(&window);
     let _other = window.file(OTHER_DISK).room_blocking(4096);
-    // Records with whole pages between, none of which is long enough to leave at once. Of half of the
-    // window they are more than half, so that threads write them back.
+    // Records with whole pages between, none of which is long enough to leave at once. Of half of
+    // the window they are more than half, so that threads write them back.
     for index in 0..48 {
         written.write(range(index * 2 * 65_536, 65_536));
         assert!(!written.file.outgrows_window());

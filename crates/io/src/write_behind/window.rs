@@ -29,14 +29,14 @@ pub(super) struct Part {
 
 impl Part {
     /// How much of it pages that are filled only in part may take: the rest is for what passes
-    /// through. Of 64 MiB that is enough for the edges of records of 47,008 bytes among writers that
-    /// are 500 MiB apart.
+    /// through. Of 64 MiB that is enough for the edges of records of 47,008 bytes among writers
+    /// that are 500 MiB apart.
     pub(super) fn edge_bytes_max(self) -> u64 {
         self.bytes / 4 * 3
     }
 
-    /// Whether of `bytes` in it, of which `edge_bytes` wait to be filled, the others take more than half
-    /// of what is left to them.
+    /// Whether of `bytes` in it, of which `edge_bytes` wait to be filled, the others take more than
+    /// half of what is left to them.
     pub(super) fn is_crowded(self, bytes: u64, edge_bytes: u64) -> bool {
         bytes - edge_bytes > self.bytes.saturating_sub(edge_bytes) / 2
     }

@@ -1,8 +1,8 @@
 //! READDIR and READDIRPLUS: RFC 1813 §3.3.16 and §3.3.17.
 //!
-//! A server does not know how many entries fit until it has tried, so [`EntryEncoder`] encodes entry
-//! by entry, and refuses each that would exceed the client's limits. It holds one entry at a time:
-//! where the entries of a reply are kept is the server's choice.
+//! A server does not know how many entries fit until it has tried, so [`EntryEncoder`] encodes
+//! entry by entry, and refuses each that would exceed the client's limits. It holds one entry at a
+//! time: where the entries of a reply are kept is the server's choice.
 
 use super::types::{Attributes, CookieVerifier, FileHandle, NAME_BYTES_MAX, Reply};
 use crate::xdr::{Encode, List, Writer, padded, xdr_struct};
@@ -143,8 +143,8 @@ impl EntryEncoder {
         }
     }
 
-    /// The bytes of an entry of READDIR; `None` when it would exceed a limit. When that is the first
-    /// entry, the answer is NFS3ERR_TOOSMALL.
+    /// The bytes of an entry of READDIR; `None` when it would exceed a limit. When that is the
+    /// first entry, the answer is NFS3ERR_TOOSMALL.
     pub fn encode(&mut self, entry: &Entry<'_>) -> Option<&[u8]> {
         self.encode_within(entry, entry.name)
     }

@@ -107,8 +107,8 @@ impl<O: Encode, F: Encode> Encode for Reply<O, F> {
 }
 
 xdr_file_handle! {
-    /// `nfs_fh3`: up to [`FILE_HANDLE_BYTES_MAX`] bytes that only the server understands, held inline.
-    /// The empty handle is legal: WebNFS uses it (RFC 2055).
+    /// `nfs_fh3`: up to [`FILE_HANDLE_BYTES_MAX`] bytes that only the server understands, held
+    /// inline. The empty handle is legal: WebNFS uses it (RFC 2055).
     pub struct FileHandle: "nfs_fh3"[FILE_HANDLE_BYTES_MAX]
 }
 

@@ -1,5 +1,5 @@
-//! Callbacks: CB_COMPOUND with CB_SEQUENCE, CB_NOTIFY_LOCK and CB_RECALL, RFC 8881 §20. The result of
-//! CB_COMPOUND has the form of [`CompoundResult`](super::CompoundResult).
+//! Callbacks: CB_COMPOUND with CB_SEQUENCE, CB_NOTIFY_LOCK and CB_RECALL, RFC 8881 §20. The result
+//! of CB_COMPOUND has the form of [`CompoundResult`](super::CompoundResult).
 
 use super::attr::NoItems;
 use super::types::{
@@ -77,7 +77,8 @@ pub struct CallbackRecallArgs {
 
 xdr_struct!(CallbackRecallArgs { stateid, truncate: bool, object });
 
-/// The version of the callback program. §18.36.3 has 4 where the protocol's XDR, and clients, have 1.
+/// The version of the callback program. §18.36.3 has 4 where the protocol's XDR, and clients, have
+/// 1.
 pub const CALLBACK_VERSION: u32 = 1;
 /// CB_COMPOUND, §19.2.
 pub const CB_COMPOUND: u32 = 1;

@@ -68,16 +68,16 @@ impl WhyNoDelegation {
 pub enum OpenDelegation {
     /// `OPEN_DELEGATE_NONE`.
     None,
-    /// `OPEN_DELEGATE_READ`. Its access control entry permits nothing: the client asks by ACCESS who
-    /// may open the file.
+    /// `OPEN_DELEGATE_READ`. Its access control entry permits nothing: the client asks by ACCESS
+    /// who may open the file.
     Read {
         /// The delegation.
         stateid: Stateid,
         /// The server wants it back at once.
         recall: bool,
     },
-    /// `OPEN_DELEGATE_NONE_EXT`, to a client that said which it wants. No promise to tell it when that
-    /// changes.
+    /// `OPEN_DELEGATE_NONE_EXT`, to a client that said which it wants. No promise to tell it when
+    /// that changes.
     Why(WhyNoDelegation),
 }
 

@@ -45,7 +45,8 @@ impl<T: Encode> Encode for Reply<T> {
 }
 
 xdr_file_handle! {
-    /// `nfs_fh4`: up to [`FILE_HANDLE_BYTES_MAX`] bytes that only the server understands, held inline.
+    /// `nfs_fh4`: up to [`FILE_HANDLE_BYTES_MAX`] bytes that only the server understands, held
+    /// inline.
     pub struct FileHandle: "nfs_fh4"[FILE_HANDLE_BYTES_MAX]
 }
 

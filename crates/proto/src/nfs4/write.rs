@@ -120,8 +120,8 @@ pub enum PayloadScan {
     Nothing,
 }
 
-/// Looks for the data of the first WRITE or SETXATTR while the arguments are being received; more than
-/// they may have come.
+/// Looks for the data of the first WRITE or SETXATTR while the arguments are being received; more
+/// than they may have come.
 ///
 /// Passes over [`SCAN_OPERATIONS_MAX`] operations of those that come before a WRITE in practice:
 /// SEQUENCE, PUTFH, PUTROOTFH, SAVEFH, RESTOREFH, GETFH, GETATTR, ACCESS and LOOKUP.
@@ -143,7 +143,8 @@ struct Scan<'a> {
 
 impl Scan<'_> {
     fn find(&mut self) -> Result<Option<WritePayload>, usize> {
-        // Minor version, number of operations and the least in front of data follow the tag's length.
+        // Minor version, number of operations and the least in front of data follow the tag's
+        // length.
         let is_tag = self.skip_counted(1, OPAQUE_BYTES_MAX);
         if !is_tag.map_err(|needed| needed + 8 + DATA_HEAD_BYTES_MIN)? {
             return Ok(None);
@@ -221,8 +222,8 @@ impl Scan<'_> {
 
 /// Operations that a scan passes over before it gives up.
 pub const SCAN_OPERATIONS_MAX: u32 = 16;
-/// The least that an operation with data has in front of it: the number, the option and the empty name
-/// of a SETXATTR, and the length of the value.
+/// The least that an operation with data has in front of it: the number, the option and the empty
+/// name of a SETXATTR, and the length of the value.
 const DATA_HEAD_BYTES_MIN: usize = 16;
 /// [`WriteHead`] on the wire.
 const WRITE_HEAD_BYTES: usize = 32;

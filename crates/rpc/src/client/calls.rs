@@ -130,7 +130,8 @@ impl Calls {
     /// or answered before.
     pub(super) fn answer(&mut self, xid_of_reply: u32, reply: Result<Bytes>) -> bool {
         let Some((&first, _)) = self.waiting.first_key_value() else { return false };
-        // All numbers in the table lie within 2^32 of the first, so the low half distinguishes them.
+        // All numbers in the table lie within 2^32 of the first, so the low half distinguishes
+        // them.
         let number = first + u64::from(xid_of_reply.wrapping_sub(xid(first)));
         if number >= self.unsent_from {
             return false;

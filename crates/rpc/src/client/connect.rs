@@ -22,8 +22,8 @@ const RESERVED_TRIES: u16 = 32;
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEPALIVE_PROBES: u32 = 3;
 
-/// A port of this host, held from one connection to the next: while neither is there, no other socket
-/// can take the port.
+/// A port of this host, held from one connection to the next: while neither is there, no other
+/// socket can take the port.
 #[derive(Debug)]
 pub(super) struct HeldPort {
     number: u16,

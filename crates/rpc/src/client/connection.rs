@@ -204,7 +204,8 @@ impl State {
         }
     }
 
-    /// Connections come and go, but a peer that does not speak RPC is a mistake in an address or a server.
+    /// Connections come and go, but a peer that does not speak RPC is a mistake in an address or a
+    /// server.
     fn report_loss(&self, error: &io::Error) {
         let server = self.shared.address;
         if error.kind() == ErrorKind::InvalidData {

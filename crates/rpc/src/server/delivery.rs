@@ -1,8 +1,8 @@
 //! Whether a reply has reached its client, by TCP's acknowledgements.
 //!
 //! A [`Link`] is the remembered state of a connection: its peer, and how many of the bytes sent
-//! over it were acknowledged. It outlives the transport. A [`Receipt`] is the place of one reply among
-//! these bytes.
+//! over it were acknowledged. It outlives the transport. A [`Receipt`] is the place of one reply
+//! among these bytes.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

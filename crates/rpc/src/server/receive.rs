@@ -130,8 +130,8 @@ pub struct Receiver<S> {
 }
 
 impl<S: Source> Receiver<S> {
-    /// Of a connection of `client`, whose waits for the peer are noted in `peer_wait`. It may be idle for
-    /// `idle_timeout` between two calls.
+    /// Of a connection of `client`, whose waits for the peer are noted in `peer_wait`. It may be
+    /// idle for `idle_timeout` between two calls.
     pub fn new(
         stream: S,
         client: ClientId,
@@ -154,9 +154,10 @@ impl<S: Source> Receiver<S> {
         }
     }
 
-    /// The next call; `None` when the peer closed the connection between two. `payload_bytes_max` is
-    /// asked for the longest payload of the call when its first bytes are there. `layout` is called when the first [`CREDENTIAL_AT`] bytes of the head are there, and again as it requests; it is
-    /// shown all that has come, which may be more than the head.
+    /// The next call; `None` when the peer closed the connection between two. `payload_bytes_max`
+    /// is asked for the longest payload of the call when its first bytes are there. `layout` is
+    /// called when the first [`CREDENTIAL_AT`] bytes of the head are there, and again as it
+    /// requests; it is shown all that has come, which may be more than the head.
     ///
     /// # Errors
     /// Any of [`ReceiveError`]; the connection is unusable then.
@@ -263,7 +264,8 @@ impl<S: Source> Receiver<S> {
         self.fragments.take_mark(mark).map_err(too_long)
     }
 
-    /// The bytes of the record that come next, behind a mark if one is first; 0 at the record's end.
+    /// The bytes of the record that come next, behind a mark if one is first; 0 at the record's
+    /// end.
     async fn bytes_next(&mut self) -> Result<usize, ReceiveError> {
         loop {
             match self.fragments.next() {
@@ -283,8 +285,8 @@ impl<S: Source> Receiver<S> {
         }
     }
 
-    /// Appends bytes of the record until `head` is `len` long or the record ends. `is_exact` asks no
-    /// more of the socket than that.
+    /// Appends bytes of the record until `head` is `len` long or the record ends. `is_exact` asks
+    /// no more of the socket than that.
     async fn extend(
         &mut self,
         head: &mut Vec<u8>,
@@ -357,8 +359,8 @@ impl<S: Source> Receiver<S> {
         Ok(filled)
     }
 
-    /// Takes data of the record, staged or from the stream. `behind` bytes of the record follow, which
-    /// are staged if they are received with it.
+    /// Takes data of the record, staged or from the stream. `behind` bytes of the record follow,
+    /// which are staged if they are received with it.
     async fn take_data(&mut self, target: &mut [u8], behind: usize) -> Result<usize, ReceiveError> {
         if self.staging.is_empty() {
             return self
@@ -393,9 +395,9 @@ impl<S: Source> Receiver<S> {
         self.receive(|stream, staging, cx| staging.poll_fill(stream, cx, limit)).await.map(drop)
     }
 
-    /// Receives bytes of the record by `read`, one at least. While the record holds a buffer, the peer
-    /// has to keep up a pace. It is judged when there is nothing to be read, for what has come waited
-    /// for this thread.
+    /// Receives bytes of the record by `read`, one at least. While the record holds a buffer, the
+    /// peer has to keep up a pace. It is judged when there is nothing to be read, for what has come
+    /// waited for this thread.
     async fn receive(
         &mut self,
         mut read: impl FnMut(&mut S, &mut Staging, &mut Context<'_>) -> Poll<std::io::Result<usize>>,
@@ -434,7 +436,8 @@ impl<S: Source> Receiver<S> {
         }
     }
 
-    /// Reads at most `limit` bytes from the stream into the empty staging area, between two records.
+    /// Reads at most `limit` bytes from the stream into the empty staging area, between two
+    /// records.
     async fn stage(&mut self, limit: usize, patience: Duration) -> Result<usize, ReceiveError> {
         let Self { stream, alarm, staging, .. } = self;
         alarm.wait(patience, |cx| staging.poll_fill(stream, cx, limit)).await

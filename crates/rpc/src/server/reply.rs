@@ -25,7 +25,8 @@ pub struct Reply {
     sent: usize,
     /// Held until the reply is gone, so that a client that does not read its replies cannot ask on.
     _slot: Option<OwnedSemaphorePermit>,
-    /// Held until the reply is gone: memory of the budget for as much of `head` and `tail` as is long.
+    /// Held until the reply is gone: memory of the budget for as much of `head` and `tail` as is
+    /// long.
     _charge: Option<Box<Charge>>,
     /// Where the reply cache looks up whether it has arrived.
     receipt: Option<Arc<Receipt>>,
@@ -74,8 +75,8 @@ impl Segment<'_> {
 }
 
 impl Reply {
-    /// A reply from its head, which begins with [`crate::record::MARK_ROOM`], and the data that follows
-    /// it.
+    /// A reply from its head, which begins with [`crate::record::MARK_ROOM`], and the data that
+    /// follows it.
     ///
     /// # Panics
     /// It has 2 GiB or more.
@@ -107,7 +108,8 @@ impl Reply {
         Self { _slot: Some(slot), ..self }
     }
 
-    /// The same reply, which keeps this memory of the budget until it is gone, because it is long itself.
+    /// The same reply, which keeps this memory of the budget until it is gone, because it is long
+    /// itself.
     pub fn charged(self, charge: Vec<Buffer>) -> Self {
         let charge = (!charge.is_empty()).then(|| Box::new(Charge { _buffers: charge }));
         Self { _charge: charge, ..self }
@@ -136,7 +138,8 @@ impl Reply {
         }
     }
 
-    /// Head, data, the zero bytes that fill up the last word of the data (RFC 4506 §4.10), and tail.
+    /// Head, data, the zero bytes that fill up the last word of the data (RFC 4506 §4.10), and
+    /// tail.
     fn segments(&self) -> [Segment<'_>; 4] {
         let (data, padding) = match &self.data {
             None => (Segment::Memory(&[]), 0),

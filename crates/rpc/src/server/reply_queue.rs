@@ -1,13 +1,14 @@
 //! The sending side of a connection: replies in the order of their completion.
 //!
 //! The thread that completes a request sends its reply at once, without a task switch; while one is
-//! sending, others leave their replies in its queue. A thread that completes several requests in a row
-//! sends their replies after the last. When the stream is full, a task of the connection continues.
-//! The number of replies here is bounded by the number of requests that a connection may have in
-//! flight.
+//! sending, others leave their replies in its queue. A thread that completes several requests in a
+//! row sends their replies after the last. When the stream is full, a task of the connection
+//! continues. The number of replies here is bounded by the number of requests that a connection may
+//! have in flight.
 //!
-//! While calls that have come together are answered at once, one after the other, their replies leave
-//! together too ([`ReplyQueue::cork`]): a system call for each would cost more than the answers.
+//! While calls that have come together are answered at once, one after the other, their replies
+//! leave together too ([`ReplyQueue::cork`]): a system call for each would cost more than the
+//! answers.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -118,7 +119,8 @@ impl ReplyQueue {
     }
 
     /// Whether more replies follow at once, so that short ones wait for them, up to a batch. To be
-    /// set by the connection's task, which calls [`flush`](Self::flush) before it waits for anything.
+    /// set by the connection's task, which calls [`flush`](Self::flush) before it waits for
+    /// anything.
     pub fn cork(&self, others_follow: bool) {
         self.corked.store(others_follow, Ordering::Relaxed);
     }

@@ -68,8 +68,8 @@ impl Socket {
         Ok(())
     }
 
-    /// No runtime watches it from now on. A read that finds nothing is pending then and never woken;
-    /// for the thread that calls [`wait_readable`](Self::wait_readable).
+    /// No runtime watches it from now on. A read that finds nothing is pending then and never
+    /// woken; for the thread that calls [`wait_readable`](Self::wait_readable).
     pub fn stop_watching(&self) {
         let mut watch = self.watch.write().unwrap_or_else(PoisonError::into_inner);
         drop(watch.take());
@@ -106,11 +106,11 @@ impl Socket {
         polled.is_ok() && descriptors[0].revents().intersects(flags)
     }
 
-    /// Sends the end of the stream and waits until the peer has acknowledged all that was sent, or has
-    /// ended its side; at most so long. What it sends meanwhile is thrown away.
+    /// Sends the end of the stream and waits until the peer has acknowledged all that was sent, or
+    /// has ended its side; at most so long. What it sends meanwhile is thrown away.
     ///
-    /// A socket that is closed with unread bytes is reset instead, and all that is still to be sent is
-    /// lost.
+    /// A socket that is closed with unread bytes is reset instead, and all that is still to be sent
+    /// is lost.
     pub async fn finish(&self, at_most: Duration) {
         let is_acknowledged = || self.unacknowledged_bytes().is_ok_and(|bytes| bytes == 0);
         // No wait for a peer that is gone, where nothing can be lost.

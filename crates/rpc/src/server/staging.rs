@@ -77,8 +77,8 @@ impl Staging {
         }
     }
 
-    /// Reads into `target`, and at most `behind` bytes that follow it; only while it is empty. Returns
-    /// the number of bytes in `target`.
+    /// Reads into `target`, and at most `behind` bytes that follow it; only while it is empty.
+    /// Returns the number of bytes in `target`.
     pub(super) fn poll_fill_behind(
         &mut self,
         stream: &mut impl Source,

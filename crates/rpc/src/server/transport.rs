@@ -8,8 +8,8 @@ use ::io::Pipe;
 /// A stream of bytes that takes replies without waiting. What comes in is read as from any
 /// [`AsyncRead`](tokio::io::AsyncRead).
 ///
-/// A socket takes the data in a pipe without a copy. Another stream has to read the pipe, and only as
-/// much of it as the stream takes.
+/// A socket takes the data in a pipe without a copy. Another stream has to read the pipe, and only
+/// as much of it as the stream takes.
 pub trait Transport: Send + Sync {
     /// Sends as much of `parts` as the stream takes now, and returns how much. `more`: the message
     /// goes on, so a short segment need not be sent.

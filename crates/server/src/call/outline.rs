@@ -11,7 +11,8 @@ use crate::procedures::Operation;
 /// What a call asks for. Its arguments need not be whole or valid: what is missing is left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outline<'a> {
-    /// What the call is counted as: of a COMPOUND, `work`. `None` for what is not counted by procedure.
+    /// What the call is counted as: of a COMPOUND, `work`. `None` for what is not counted by
+    /// procedure.
     pub(crate) operation: Option<Counted>,
     /// Of a COMPOUND: the first operation that works on files.
     pub(crate) work: Option<nfs4::OperationCode>,
@@ -19,8 +20,8 @@ pub(crate) struct Outline<'a> {
     pub(crate) handle: Option<&'a [u8]>,
     /// The handle that the work begins on.
     pub(crate) current: Option<&'a [u8]>,
-    /// Offset and bytes, or cookie and bytes of a listing. Of a COMPOUND, those of its first WRITE, if
-    /// it has one.
+    /// Offset and bytes, or cookie and bytes of a listing. Of a COMPOUND, those of its first WRITE,
+    /// if it has one.
     pub(crate) range: Option<(u64, u32)>,
     /// The bytes that a READ asks for.
     pub(crate) read_bytes: Option<u32>,

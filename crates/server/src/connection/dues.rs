@@ -15,8 +15,8 @@ use crate::rate_limits::{Charged, Tags, Use, WAIT_MAX};
 use crate::request::Moved;
 use crate::service::Service;
 
-/// A connection looks at least so often whether its calls are paid for: a reload may have changed the
-/// limits, other clients may have paid or begun to owe, and the peer may have hung up.
+/// A connection looks at least so often whether its calls are paid for: a reload may have changed
+/// the limits, other clients may have paid or begun to owe, and the peer may have hung up.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What a connection has to wait for before it reads its next call. Connections to exports without
@@ -38,8 +38,8 @@ pub(super) struct Charge {
 }
 
 impl Dues {
-    /// Of a new connection of a client: all that it owes. The export of its first call is not known yet.
-    /// The portmapper has none.
+    /// Of a new connection of a client: all that it owes. The export of its first call is not known
+    /// yet. The portmapper has none.
     pub(super) fn of(service: &Service, programs: Programs, client: ClientId) -> Self {
         let (dues, now, exports) = (Self::default(), Moment::now(), service.exports.load());
         if matches!(programs, Programs::Portmapper { .. }) {
@@ -90,8 +90,8 @@ impl Dues {
 }
 
 impl Charge {
-    /// Of a call of `call_bytes`. If the export that its work begins on is known and has limits, it is
-    /// charged for the call and the data that that asks for.
+    /// Of a call of `call_bytes`. If the export that its work begins on is known and has limits, it
+    /// is charged for the call and the data that that asks for.
     pub(super) fn new(
         intake: &Intake,
         limited: Option<(u32, Limits)>,
@@ -110,8 +110,8 @@ impl Charge {
         Self { dues: Arc::clone(dues), client, call_bytes, charged }
     }
 
-    /// Charges what the call has used, or gives back what it was charged beyond. `moved` is that of a
-    /// COMPOUND: each export that it has worked on is charged for a call.
+    /// Charges what the call has used, or gives back what it was charged beyond. `moved` is that of
+    /// a COMPOUND: each export that it has worked on is charged for a call.
     pub(super) fn settle(self, service: &Service, moved: &Moved, reply_bytes: u64) {
         for (export, bytes) in moved.exports() {
             self.settle_with(service, *export, Use { calls: 1, bytes: *bytes });
@@ -125,8 +125,8 @@ impl Charge {
         }
     }
 
-    /// Settles what was used of an export. One that was not charged is charged now, and the call has its
-    /// place there from now on.
+    /// Settles what was used of an export. One that was not charged is charged now, and the call
+    /// has its place there from now on.
     fn settle_with(&self, service: &Service, export: u32, used: Use) {
         let (exports, now) = (service.exports.load(), Moment::now());
         let Some(limits) = limits(&exports, export) else { return };
@@ -148,9 +148,9 @@ fn limits(exports: &Exports, export: u32) -> Option<&Limits> {
 }
 
 impl Intake {
-    /// Waits until the calls so far are paid for. The connection is idle meanwhile if it has no call at
-    /// work. `false` if the peer has hung up and is owed no answer. `has_more`: a part of the next call
-    /// was received.
+    /// Waits until the calls so far are paid for. The connection is idle meanwhile if it has no
+    /// call at work. `false` if the peer has hung up and is owed no answer. `has_more`: a part of
+    /// the next call was received.
     pub(super) async fn wait_for_limits(&self, has_more: bool) -> bool {
         let Self { service, activity, dues, socket, .. } = self;
         let (began, mut holds_call) = (Moment::now(), false);

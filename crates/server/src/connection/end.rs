@@ -26,8 +26,8 @@ pub(super) async fn drain(socket: &Socket, activity: &Activity) {
     }
 }
 
-/// Ends what serves an open connection beside its task, also when that panics: the socket would stay
-/// open with no task that reads it.
+/// Ends what serves an open connection beside its task, also when that panics: the socket would
+/// stay open with no task that reads it.
 pub(super) struct Open<'a> {
     pub(super) service: &'a Service,
     pub(super) connection: ConnectionId,

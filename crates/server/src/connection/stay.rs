@@ -1,15 +1,15 @@
 //! A thread that stays with a connection whose client has one call in flight at a time.
 //!
-//! A call that may wait for the disk is handed from the network thread to a thread of a lane. With one
-//! in flight, two threads are woken for each then, which takes longer than a small WRITE or a part of a
-//! listing. So after a few calls in a row, all for one device, a thread of its lanes takes the socket
-//! over: it receives the next call, by [polling](crate::busy_poll) if it comes soon, performs it and
-//! answers it. A call that is not for its lane ends the stay, and so do a refused one and a client that
-//! does not wait for its answer.
+//! A call that may wait for the disk is handed from the network thread to a thread of a lane. With
+//! one in flight, two threads are woken for each then, which takes longer than a small WRITE or a
+//! part of a listing. So after a few calls in a row, all for one device, a thread of its lanes
+//! takes the socket over: it receives the next call, by [polling](crate::busy_poll) if it comes
+//! soon, performs it and answers it. A call that is not for its lane ends the stay, and so do a
+//! refused one and a client that does not wait for its answer.
 //!
-//! The network thread never waits for a disk, and no call waits for one that does. While the stay waits
-//! for its thread, and while that is at work on a call, the receiver lies in [`Stay::reading`], from
-//! where the network thread takes it back when that takes long.
+//! The network thread never waits for a disk, and no call waits for one that does. While the stay
+//! waits for its thread, and while that is at work on a call, the receiver lies in
+//! [`Stay::reading`], from where the network thread takes it back when that takes long.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -32,8 +32,8 @@ use crate::stays::Purpose;
 const STREAK_MIN: u32 = 4;
 /// As many after a stay that has not paid.
 const STREAK_AFTER_FAILURE: u32 = 64;
-/// Two calls are of one streak if no more time than this is between them; for so long a thread waits
-/// for the next one.
+/// Two calls are of one streak if no more time than this is between them; for so long a thread
+/// waits for the next one.
 const GAP_MAX: Duration = Duration::from_millis(1);
 /// Longer READs and WRITEs have more to gain from several threads than from one that stays.
 const DATA_BYTES_MAX: u64 = 256 * 1024;
@@ -44,8 +44,8 @@ const PARTS_MAX: usize = 256;
 /// How often the network thread looks whether the staying thread gets on.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Calls of a connection that came in a row, each when the one before it was answered, and each for the
-/// same device.
+/// Calls of a connection that came in a row, each when the one before it was answered, and each for
+/// the same device.
 #[derive(Default)]
 pub(super) struct Streak {
     /// What a thread would stay for that can perform each of them.
@@ -136,8 +136,8 @@ impl Intake {
 pub(super) enum Stayed {
     /// There is no thread for it.
     Refused(Receiver<SocketReader>, Accepted),
-    /// The network thread goes on with the next call, unless the connection is over. `has_failed`: a
-    /// call took long, or to stay did not pay.
+    /// The network thread goes on with the next call, unless the connection is over. `has_failed`:
+    /// a call took long, or to stay did not pay.
     Ended { received: Received, has_failed: bool },
 }
 
@@ -188,8 +188,8 @@ impl Drop for EndsStay<'_> {
     }
 }
 
-/// Has a thread stay with the connection from `call` on, and waits until it hands it back. `None` if the
-/// connection cannot go on.
+/// Has a thread stay with the connection from `call` on, and waits until it hands it back. `None`
+/// if the connection cannot go on.
 pub(super) async fn stay(
     intake: &Arc<Intake>,
     purpose: Purpose,
@@ -243,8 +243,8 @@ impl Stay {
         }
     }
 
-    /// Waits for the end of the stay, or takes the receiver away from a thread that has not begun, or
-    /// is at work on a call, for long. `None` if that thread has panicked.
+    /// Waits for the end of the stay, or takes the receiver away from a thread that has not begun,
+    /// or is at work on a call, for long. `None` if that thread has panicked.
     async fn end(&self, mut handed_back: oneshot::Receiver<End>) -> Option<End> {
         let mut seen = 0;
         loop {

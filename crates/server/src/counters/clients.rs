@@ -8,12 +8,13 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use super::operations::Operation;
 use super::timing::Phase;
 
-/// Client addresses that are counted by themselves, about 1 KiB each. At the bound, the one that has
-/// been without a connection for longest is forgotten. Added to the others, its counts would look like
-/// new work of theirs.
+/// Client addresses that are counted by themselves, about 1 KiB each. At the bound, the one that
+/// has been without a connection for longest is forgotten. Added to the others, its counts would
+/// look like new work of theirs.
 const CLIENTS_MAX: usize = 1024;
-/// The most memory that a [`ClientTable`] takes. A hash table of this many entries has two buckets for
-/// each, with a control byte; each client and the others have counters behind two reference counts.
+/// The most memory that a [`ClientTable`] takes. A hash table of this many entries has two buckets
+/// for each, with a control byte; each client and the others have counters behind two reference
+/// counts.
 pub(crate) const CLIENTS_BYTES_MAX: usize = 2 * CLIENTS_MAX * (size_of::<(IpAddr, Entry)>() + 1)
     + (CLIENTS_MAX + 1) * (size_of::<ClientCounters>() + 2 * size_of::<usize>());
 
@@ -179,7 +180,8 @@ impl ClientTable {
         all
     }
 
-    /// Notes the time of a phase of a call of the client whose address, as one of IPv6, has these bits.
+    /// Notes the time of a phase of a call of the client whose address, as one of IPv6, has these
+    /// bits.
     pub(super) fn note_phase(&self, client: u128, phase: Phase, nanoseconds: u64) {
         let address = Ipv6Addr::from_bits(client).to_canonical();
         let known = self.known();

@@ -8,8 +8,8 @@ pub(crate) const BOUNDS_US: [u64; 16] = [
     2_000_000, 10_000_000,
 ];
 
-/// Of each power of two in nanoseconds, the bounds that are less. At most one bound lies between two
-/// powers, so one comparison finds the bucket of a time.
+/// Of each power of two in nanoseconds, the bounds that are less. At most one bound lies between
+/// two powers, so one comparison finds the bucket of a time.
 const BOUNDS_BELOW: [usize; 64] = {
     let mut below = [0; 64];
     let mut power = 0;

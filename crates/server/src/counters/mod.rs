@@ -24,9 +24,9 @@ pub(crate) use striped::{STRIPES, assign_stripe, next_stripes, own_stripe};
 pub(crate) use tally::Tally;
 pub(crate) use timing::{CallKind, Phase};
 
-/// Lists the counters once: the variant, its name for people and machines, what it counts, `of server`
-/// if it belongs to the server as a whole and not to an export, and, for one of several that a label
-/// distinguishes, the metric and the labels.
+/// Lists the counters once: the variant, its name for people and machines, what it counts, `of
+/// server` if it belongs to the server as a whole and not to an export, and, for one of several
+/// that a label distinguishes, the metric and the labels.
 macro_rules! counters {
     (@is_of_server server) => { true };
     ($($(#[doc = $doc:literal])+ $variant:ident => $name:literal $(of $owner:ident)?
@@ -59,8 +59,8 @@ macro_rules! counters {
                 }
             }
 
-            /// The name of the metric that it is a part of, without prefix and suffix, and the labels
-            /// that distinguish it there.
+            /// The name of the metric that it is a part of, without prefix and suffix, and the
+            /// labels that distinguish it there.
             pub fn metric(self) -> (&'static str, &'static [(&'static str, &'static str)]) {
                 match self {
                     $($(Self::$variant => ($metric, &[$(($label, $value)),+]),)?)+
@@ -86,7 +86,8 @@ counters! {
     DeniedCalls => "denied_calls" of server,
     /// Connections accepted.
     Connections => "connections" of server,
-    /// Connections closed because the peer sent nonsense, or stopped within a call, or took nothing.
+    /// Connections closed because the peer sent nonsense, or stopped within a call, or took
+    /// nothing.
     BrokenConnections => "broken_connections" of server,
     /// Times that a connection waited because a limit of an export was reached.
     LimitWaits => "limit_waits" of server,
@@ -110,7 +111,8 @@ counters! {
         in "io_bytes" { "direction": "read", "mode": "read_ahead" },
     /// READs whose data was in the page cache and was taken without a wait, on any thread.
     ReadsInline => "reads_inline",
-    /// Jobs of READs that could wait for the disk. A READ that is refused past the page cache has two.
+    /// Jobs of READs that could wait for the disk. A READ that is refused past the page cache has
+    /// two.
     ReadsQueued => "reads_queued",
     /// READs through the page cache because their export's mode is `buffered`.
     ReadsCachedByMode => "reads_cached_by_mode"
@@ -145,7 +147,8 @@ counters! {
     ReadAheadUnwatched => "read_ahead_unwatched",
     /// READs whose chunks were outdated by a change since.
     ReadAheadOutdated => "read_ahead_outdated",
-    /// READs that were to go past the page cache and could not, because the file does no direct I/O.
+    /// READs that were to go past the page cache and could not, because the file does no direct
+    /// I/O.
     ReadsWithoutDirect => "reads_without_direct",
     /// READs spliced from the page cache to the socket.
     ReadsSpliced => "reads_spliced",

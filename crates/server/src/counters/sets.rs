@@ -21,8 +21,8 @@ const STATUSES: usize = 2 * EARLY_CODES as usize + 1;
 pub struct Counters {
     /// What belongs to no export.
     general: Arc<CounterSet>,
-    /// What has belonged to exports that are gone. Only values of the whole server contain it: added
-    /// to what belongs to none, it would look like new work.
+    /// What has belonged to exports that are gone. Only values of the whole server contain it:
+    /// added to what belongs to none, it would look like new work.
     departed: CounterSet,
     /// By the id of the export. An export that leads elsewhere after a reload has two for a while.
     exports: Mutex<Vec<(u32, Arc<CounterSet>)>>,
@@ -35,8 +35,8 @@ pub struct Counters {
 #[derive(Debug, Default)]
 pub(crate) struct CounterSet {
     counters: Striped<{ Counter::ALL.len() }>,
-    /// By operation. Not all calls are counted, so that the number of successes needs no subtraction:
-    /// one of a value that was read a moment later could decrease.
+    /// By operation. Not all calls are counted, so that the number of successes needs no
+    /// subtraction: one of a value that was read a moment later could decrease.
     successes: Striped<{ Operation::COUNT }>,
     failures: Places<Failures>,
     /// Of those that were timed.

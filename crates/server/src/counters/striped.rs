@@ -46,7 +46,8 @@ pub(crate) fn next_stripes(count: usize) -> Range<usize> {
     first..first.saturating_add(count)
 }
 
-/// Gives this thread the stripe of a number. Threads with [`STRIPES`] consecutive numbers share none.
+/// Gives this thread the stripe of a number. Threads with [`STRIPES`] consecutive numbers share
+/// none.
 pub(crate) fn assign_stripe(number: usize) {
     STRIPE.set(number % STRIPES);
 }

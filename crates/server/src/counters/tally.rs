@@ -27,8 +27,8 @@ impl<'a> Tally<'a> {
         self.export.into_inner()
     }
 
-    /// Counts the one operation of a call, with its status: 0 for a success. `time_ns` is known if the
-    /// call is timed.
+    /// Counts the one operation of a call, with its status: 0 for a success. `time_ns` is known if
+    /// the call is timed.
     pub(crate) fn count(&self, operation: Operation, status: u32, time_ns: Option<u64>) {
         self.count_on(self.export.get().map(Arc::as_ref), operation, status, time_ns);
     }

@@ -85,7 +85,8 @@ impl Rig {
         w.into_vec()
     }
 
-    /// Waits until the reply cache has the first copy of a call, so that the next one is a repetition.
+    /// Waits until the reply cache has the first copy of a call, so that the next one is a
+    /// repetition.
     fn awaits_running_call(&self) {
         let begun = Instant::now();
         while !self.server.service().reply_cache.has_running() {

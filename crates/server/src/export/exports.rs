@@ -34,8 +34,8 @@ pub struct ExportError {
 
 impl Exports {
     /// Opens the directories of `table`. One that an earlier generation has open under the same id
-    /// and path is taken over if it still is the directory at that path, and so is the state of file
-    /// systems.
+    /// and path is taken over if it still is the directory at that path, and so is the state of
+    /// file systems.
     ///
     /// # Errors
     /// The first directory that cannot be served, or is not there any more.

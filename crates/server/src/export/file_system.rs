@@ -11,8 +11,8 @@ pub(crate) type Device = (u32, u32);
 /// The state that the exports of one file system share. It lives as long as one of them is served,
 /// or has an object in the inode cache.
 pub(crate) struct FileSystem {
-    /// The write verifier of all its files. One for all, because a flush through one export may fail
-    /// for data that was written through another.
+    /// The write verifier of all its files. One for all, because a flush through one export may
+    /// fail for data that was written through another.
     pub(crate) verifier: WriteVerifier,
     /// Distinguishes inodes of one number, where the kernel does not.
     pub(crate) generations: Generations,
@@ -30,8 +30,8 @@ impl FileSystem {
 pub(crate) struct FileSystems(Mutex<HashMap<Device, Weak<FileSystem>>>);
 
 impl FileSystems {
-    /// The file system on `device`. The caller has a directory of it open, so that the device number
-    /// is its alone.
+    /// The file system on `device`. The caller has a directory of it open, so that the device
+    /// number is its alone.
     ///
     /// # Errors
     /// The kernel has no random bytes for a verifier.

@@ -52,8 +52,8 @@ struct Seen {
 }
 
 impl Generations {
-    /// The generation of an inode that the caller has open. `now` is from before the attributes were
-    /// read.
+    /// The generation of an inode that the caller has open. `now` is from before the attributes
+    /// were read.
     ///
     /// # Errors
     /// The kernel has no random bytes.

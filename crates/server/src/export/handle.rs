@@ -74,8 +74,8 @@ pub(crate) fn claimed_export_id(bytes: &[u8]) -> Option<u32> {
 pub(crate) struct HandleKey([u8; KEY_BYTES]);
 
 impl HandleKey {
-    /// Reads the key from `state_dir`, or makes one there on the first start. No other process may do
-    /// so at the same time: [`StateDir`](crate::state_dir::StateDir) holds a lock.
+    /// Reads the key from `state_dir`, or makes one there on the first start. No other process may
+    /// do so at the same time: [`StateDir`](crate::state_dir::StateDir) holds a lock.
     ///
     /// # Errors
     /// The file cannot be made or read, is not a key, or others can read or write it.

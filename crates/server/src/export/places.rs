@@ -29,8 +29,8 @@ pub(super) struct Places {
     walked: Mutex<bool>,
 }
 
-/// Once it is full, an object that is met takes the place of one that has not been used for long, is
-/// not open, and is the directory of none that is remembered.
+/// Once it is full, an object that is met takes the place of one that has not been used for long,
+/// is not open, and is the directory of none that is remembered.
 #[derive(Default)]
 struct Table {
     by_handle: IndexMap<KernelHandle, Place>,
@@ -105,10 +105,10 @@ impl Places {
         CString::new(names.join(&b'/')).ok()
     }
 
-    /// Walks the tree below `root`, once in the life of the server: enough to find every handle from
-    /// before the restart, and not a tool to keep the disk busy with old handles. A walk that misses
-    /// objects [without evidence](is_no_evidence) is made again the next time. `identify` returns the
-    /// handle of an object that belongs to the export.
+    /// Walks the tree below `root`, once in the life of the server: enough to find every handle
+    /// from before the restart, and not a tool to keep the disk busy with old handles. A walk that
+    /// misses objects [without evidence](is_no_evidence) is made again the next time. `identify`
+    /// returns the handle of an object that belongs to the export.
     ///
     /// # Errors
     /// Why the last object that was missed so was; all others are known.

@@ -1,7 +1,8 @@
-//! The directories of NFS version 4 above the exports (RFC 8881 §7.3): the components of their names.
+//! The directories of NFS version 4 above the exports (RFC 8881 §7.3): the components of their
+//! names.
 //!
-//! They exist in the protocol alone. An export that is named below another one is found in that one's
-//! root directory if its name has one component more; else it cannot be reached by LOOKUP.
+//! They exist in the protocol alone. An export that is named below another one is found in that
+//! one's root directory if its name has one component more; else it cannot be reached by LOOKUP.
 
 use std::hash::Hasher;
 use std::time::{SystemTime, UNIX_EPOCH};

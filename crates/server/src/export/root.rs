@@ -57,8 +57,8 @@ pub(crate) struct ExportRoot {
     pub(crate) io_support: IoSupport,
     /// How the kernel reads from its device into the page cache; `None` where that is not known.
     pub(crate) kernel_read_ahead: Option<KernelReadAhead>,
-    /// A number that no other root has had, not even one of the same path: between the two there may
-    /// have been another file system of the same device number.
+    /// A number that no other root has had, not even one of the same path: between the two there
+    /// may have been another file system of the same device number.
     serial: u64,
     /// What is counted of the export.
     pub(crate) counters: Arc<CounterSet>,
@@ -130,15 +130,15 @@ impl ExportRoot {
         })
     }
 
-    /// Whether `other` was opened as the same directory through the same mount, and this one was not
-    /// removed. No other file gets its inode number while it is open.
+    /// Whether `other` was opened as the same directory through the same mount, and this one was
+    /// not removed. No other file gets its inode number while it is open.
     pub(crate) fn is_same_directory(&self, other: &Self) -> bool {
         let place = |root: &Self| (root.device, root.fileid, root.mount);
         place(self) == place(other) && attributes_of(&self.directory).is_ok()
     }
 
-    /// Notes that the server does not serve it any more: what is open in it is flushed and closed at
-    /// the next sweep.
+    /// Notes that the server does not serve it any more: what is open in it is flushed and closed
+    /// at the next sweep.
     pub(crate) fn retire(&self) {
         self.retired.store(true, Ordering::Relaxed);
     }
@@ -186,8 +186,8 @@ impl ExportRoot {
             && (!attributes.is_mount_root || attributes.fileid == self.fileid)
     }
 
-    /// Opens the object behind a handle as an `O_PATH` descriptor; its attributes then. To be called
-    /// with the server's own identity.
+    /// Opens the object behind a handle as an `O_PATH` descriptor; its attributes then. To be
+    /// called with the server's own identity.
     ///
     /// # Errors
     /// `Stale` when the object is gone or no longer lies below the export.
@@ -313,7 +313,8 @@ impl ExportRoot {
             if (attributes.device, attributes.fileid) == (self.device, self.fileid) {
                 return Ok(true);
             }
-            // Of a bind mount of a part of the file system, the kernel does not open what is above it.
+            // Of a bind mount of a part of the file system, the kernel does not open what is above
+            // it.
             let parent = match openat(&here, c"..", up, Mode::empty()) {
                 Err(Errno::NOENT) => return Ok(false),
                 opened => opened?,
@@ -431,8 +432,8 @@ fn tree_of(directory: BorrowedFd<'_>, kind: Kind, handle: &KernelHandle) -> std:
 /// The mount that a descriptor was opened through; `None` before Linux 5.8. The number is never
 /// given twice from Linux 6.8 on.
 fn mount_of(directory: BorrowedFd<'_>) -> std::io::Result<Option<u64>> {
-    /// `STATX_MNT_ID_UNIQUE`, which rustix does not name yet. A kernel that does not know it answers
-    /// as to `STATX_MNT_ID`, if it knows that.
+    /// `STATX_MNT_ID_UNIQUE`, which rustix does not name yet. A kernel that does not know it
+    /// answers as to `STATX_MNT_ID`, if it knows that.
     const UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
     let wanted = StatxFlags::MNT_ID | UNIQUE;
     let stat = statx(directory, c"", AtFlags::EMPTY_PATH, wanted)?;

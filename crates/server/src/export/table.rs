@@ -2,8 +2,8 @@
 //!
 //! [`ExportTable`] is an immutable snapshot. A reload builds a second one and swaps it in whole, so
 //! a request sees either the old policy or the new one, never a mixture. Every operation of every
-//! program, MOUNT included, passes [`Export::admit`], because the server has no other way to an object
-//! (`exports`).
+//! program, MOUNT included, passes [`Export::admit`], because the server has no other way to an
+//! object (`exports`).
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -88,8 +88,8 @@ impl ExportTable {
             .max_by_key(|(export, _)| export.name.len())
     }
 
-    /// The first export whose directory is `path` or above it. `path` is absolute and has no symbolic
-    /// links.
+    /// The first export whose directory is `path` or above it. `path` is absolute and has no
+    /// symbolic links.
     #[must_use]
     pub fn containing(&self, path: &Path) -> Option<&Arc<Export>> {
         self.exports.iter().find(|export| path.starts_with(&export.path))
@@ -155,9 +155,9 @@ pub struct Export {
     pub limits: Limits,
     /// The first rule that names the peer decides.
     pub rules: Vec<Rule>,
-    /// The metadata servers, if this is an export of a pNFS data server (RFC 8435, loosely coupled):
-    /// their rule comes before all others, and there is no version 4, where a client could use what it
-    /// has open after a fence.
+    /// The metadata servers, if this is an export of a pNFS data server (RFC 8435, loosely
+    /// coupled): their rule comes before all others, and there is no version 4, where a client
+    /// could use what it has open after a fence.
     pub metadata_servers: Option<Rule>,
 }
 
@@ -296,8 +296,8 @@ pub struct Peer {
 /// The purpose of a request, as far as policy depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// Data of a file, its attributes, and those of the file system, over version 3: all that a pNFS
-    /// client asks a data server for (RFC 8435 §2.2).
+    /// Data of a file, its attributes, and those of the file system, over version 3: all that a
+    /// pNFS client asks a data server for (RFC 8435 §2.2).
     Data,
     /// Names and changes of attributes over version 3, and MOUNT.
     Names,

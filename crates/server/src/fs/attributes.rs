@@ -41,8 +41,8 @@ impl Timestamp {
     }
 }
 
-/// The attributes of an object as the kernel shows them. While a change is at work they may have the
-/// times that the change leaves behind, and the size of the moment: good for decisions, not for
+/// The attributes of an object as the kernel shows them. While a change is at work they may have
+/// the times that the change leaves behind, and the size of the moment: good for decisions, not for
 /// replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LiveAttributes {

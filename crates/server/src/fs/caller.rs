@@ -18,10 +18,11 @@ pub(crate) struct Caller {
     pub(crate) groups: Arc<[u32]>,
     /// The export is read-only for this caller.
     pub(crate) read_only: bool,
-    /// The data that an open of version 4 lets this user use, whatever the mode of the file is by now.
+    /// The data that an open of version 4 lets this user use, whatever the mode of the file is by
+    /// now.
     pub(crate) opened: OpenedFor,
-    /// The client of version 4 behind the call: its own delegations do not keep it from what they let
-    /// it do.
+    /// The client of version 4 behind the call: its own delegations do not keep it from what they
+    /// let it do.
     pub(crate) client: Option<NonZeroU64>,
     /// The identity of the threads that work for the caller. [`Identity::Server`] where the server
     /// cannot assume other users.

@@ -18,8 +18,8 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// A name or path in printable characters of ASCII, without spaces: a field of a line ends at one, and
-/// no name may pass for further fields.
+/// A name or path in printable characters of ASCII, without spaces: a field of a line ends at one,
+/// and no name may pass for further fields.
 pub(crate) fn escaped(name: &[u8]) -> impl fmt::Display {
     fmt::from_fn(move |f| {
         name.iter().try_for_each(|&byte| match byte {

@@ -47,12 +47,12 @@ impl Held {
 }
 
 impl HeldFiles {
-    /// Gives a client a delegation of a file that the caller has to itself. To be called as the server's
-    /// user; may block.
+    /// Gives a client a delegation of a file that the caller has to itself. To be called as the
+    /// server's user; may block.
     ///
     /// # Errors
-    /// As [`State::delegate`]; `Contention` while the file is open for writing, also by a local program,
-    /// and while its names change; `Resource` where there is no lease to be had.
+    /// As [`State::delegate`]; `Contention` while the file is open for writing, also by a local
+    /// program, and while its names change; `Resource` where there is no lease to be had.
     pub(crate) fn delegate(
         &self,
         (state, local_conflicts): (&State, &LocalConflicts),
@@ -82,8 +82,8 @@ impl HeldFiles {
         Ok(stateid)
     }
 
-    /// Lets changes of a file pass that a delegation kept away, if it was the last. Returns the inodes
-    /// that are not held any more.
+    /// Lets changes of a file pass that a delegation kept away, if it was the last. Returns the
+    /// inodes that are not held any more.
     pub(super) fn end_delegation(&self, file: FileId, id: DelegationId) -> Vec<Arc<Inode>> {
         let ended = {
             let mut table = self.lock();
@@ -109,7 +109,8 @@ impl HeldFiles {
     }
 }
 
-/// A delegation that is being given. There is one at a time, because the caller has the file to itself.
+/// A delegation that is being given. There is one at a time, because the caller has the file to
+/// itself.
 struct Granting<'a> {
     held: &'a HeldFiles,
     pin: Option<Pin<'a>>,

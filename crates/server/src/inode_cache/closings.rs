@@ -1,7 +1,7 @@
 //! How many objects of each device are on their way to being closed.
 //!
-//! While a device does not answer, what is given up on it frees no descriptor. So others do not give up
-//! more of it than a few.
+//! While a device does not answer, what is given up on it frees no descriptor. So others do not
+//! give up more of it than a few.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};

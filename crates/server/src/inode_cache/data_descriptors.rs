@@ -39,7 +39,8 @@ pub(crate) struct DataDescriptors {
 }
 
 impl DataDescriptors {
-    /// The direct descriptor, `Some(None)` where there can be none, and `None` before it was opened.
+    /// The direct descriptor, `Some(None)` where there can be none, and `None` before it was
+    /// opened.
     pub(crate) fn direct(&self, purpose: Use) -> Option<Option<DirectFile>> {
         let Some(align) = self.align? else { return Some(None) };
         let fd = match purpose {
@@ -64,8 +65,8 @@ impl DataDescriptors {
         *self.align.insert(align)
     }
 
-    /// Notes an open direct descriptor, unless another request was first; returns the one kept. One for
-    /// writing serves READs too, and closes that for reading.
+    /// Notes an open direct descriptor, unless another request was first; returns the one kept. One
+    /// for writing serves READs too, and closes that for reading.
     pub(crate) fn keep_direct(&mut self, purpose: Use, fd: OwnedFd) -> Arc<OwnedFd> {
         let kept = match (purpose, &mut self.direct_write) {
             (Use::Read, None) => &mut self.direct_read,
@@ -77,8 +78,8 @@ impl DataDescriptors {
         Arc::clone(kept.get_or_insert_with(|| Arc::new(fd)))
     }
 
-    /// Gives up those that are open for writing, and the one for reading: a flush through that would
-    /// report an error of the disk again which a flush through one for writing has reported.
+    /// Gives up those that are open for writing, and the one for reading: a flush through that
+    /// would report an error of the disk again which a flush through one for writing has reported.
     pub(super) fn give_up_writers(&mut self) {
         let open = [self.write.take(), self.direct_write.take(), self.read.take()];
         self.given_up.extend(open.into_iter().flatten());
@@ -103,8 +104,8 @@ impl DataDescriptors {
         all.into_iter().flatten().chain(given_up).filter(|fd| !Arc::ptr_eq(fd, base)).count()
     }
 
-    /// The kernel refused a request that fits the alignment `used`, and now reports `align`. If that is
-    /// another, it counts; if not, there is no direct I/O for this object.
+    /// The kernel refused a request that fits the alignment `used`, and now reports `align`. If
+    /// that is another, it counts; if not, there is no direct I/O for this object.
     pub(crate) fn refused(&mut self, used: DioAlign, align: Option<DioAlign>) {
         if self.set_align(align) == Some(used) {
             self.align = Some(None);

@@ -1,8 +1,9 @@
-//! Keeps changes of an object apart from read delegations of it, over any protocol version and export.
+//! Keeps changes of an object apart from read delegations of it, over any protocol version and
+//! export.
 //!
-//! A delegation is given to a client while its caller has the inode to itself (`InodeLock`), and every
-//! change of data or attributes checks the gate under that lock. REMOVE, RENAME and LINK take the
-//! locks of directories instead: they are counted, and no delegation is given meanwhile.
+//! A delegation is given to a client while its caller has the inode to itself (`InodeLock`), and
+//! every change of data or attributes checks the gate under that lock. REMOVE, RENAME and LINK take
+//! the locks of directories instead: they are counted, and no delegation is given meanwhile.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -15,8 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) enum Changing {
     /// The data, by a descriptor that is open for writing: it would break the server's own lease.
     Data,
-    /// The attributes or the names. A client may do so beside its own delegation, through the export that
-    /// it has it of: what two exports show are two files to it.
+    /// The attributes or the names. A client may do so beside its own delegation, through the
+    /// export that it has it of: what two exports show are two files to it.
     Attributes,
 }
 
@@ -41,8 +42,9 @@ pub(crate) enum Holders {
 pub(super) struct DelegationGate {
     /// [`NO_CLIENT`], a client, or [`SEVERAL`].
     client: AtomicU64,
-    /// The export of the client, if it is one. It is set before the client, so that a reader of both
-    /// may take a holder for another, which recalls one delegation too many, and not the reverse.
+    /// The export of the client, if it is one. It is set before the client, so that a reader of
+    /// both may take a holder for another, which recalls one delegation too many, and not the
+    /// reverse.
     export: AtomicU64,
     /// Changes of its names at work.
     pub(super) name_changes: AtomicUsize,
@@ -84,8 +86,8 @@ pub(super) struct DelegationGates {
     pub(super) requests: Arc<RecallRequests>,
 }
 
-/// The files whose delegations are to be recalled, by their addresses ([`Inode::address`]), each with
-/// whether a local program waits. As many as were delegated, at most.
+/// The files whose delegations are to be recalled, by their addresses ([`Inode::address`]), each
+/// with whether a local program waits. As many as were delegated, at most.
 #[derive(Default)]
 pub(crate) struct RecallRequests {
     files: Mutex<BTreeMap<usize, bool>>,

@@ -93,8 +93,8 @@ impl Default for FileState {
 }
 
 impl FileState {
-    /// Whether the kernel refuses to report to the server which pages of it are cached, as far as is
-    /// known. Lasts as long as the file is open.
+    /// Whether the kernel refuses to report to the server which pages of it are cached, as far as
+    /// is known. Lasts as long as the file is open.
     pub(crate) fn hides_cache(&self) -> bool {
         self.hides_cache.load(Ordering::Relaxed)
     }
@@ -109,8 +109,9 @@ impl FileState {
         self.kept_bytes.load(Ordering::Relaxed)
     }
 
-    /// Notes a READ after which `range` is in the page cache. What was there before may have been read
-    /// ahead, or be read again: it counts beyond all that was noted, as where a stream goes on.
+    /// Notes a READ after which `range` is in the page cache. What was there before may have been
+    /// read ahead, or be read again: it counts beyond all that was noted, as where a stream goes
+    /// on.
     pub(crate) fn note_kept(&self, range: ByteRange, was_resident: bool) {
         if was_resident && range.end() <= self.kept_end.load(Ordering::Relaxed) {
             return;
@@ -136,8 +137,8 @@ impl FileState {
     }
 
     /// The descriptor that has been open for writing for longest, in any export: to it the kernel
-    /// reports every error of the disk since. What was written through one that is closed was flushed
-    /// before.
+    /// reports every error of the disk since. What was written through one that is closed was
+    /// flushed before.
     pub(super) fn oldest_writer(&self) -> Option<Arc<OwnedFd>> {
         let writers = self.written_through.lock().unwrap_or_else(PoisonError::into_inner);
         writers.iter().find_map(Weak::upgrade)
@@ -207,8 +208,8 @@ impl File {
         self.writer_idle_ticks.store(0, Ordering::Relaxed);
     }
 
-    /// Counts a tick of the descriptor for writing, and returns how many there were since it was last
-    /// given out; 0 without one.
+    /// Counts a tick of the descriptor for writing, and returns how many there were since it was
+    /// last given out; 0 without one.
     pub(super) fn tick(&self) -> u64 {
         if !self.is_writable() {
             return 0;
@@ -221,13 +222,13 @@ impl File {
         if self.is_writable() { self.writer_idle_ticks.load(Ordering::Relaxed) } else { 0 }
     }
 
-    /// Gives up the descriptors for writing, which were not used. To be called under the inode lock, with
-    /// nothing unflushed.
+    /// Gives up the descriptors for writing, which were not used. To be called under the inode
+    /// lock, with nothing unflushed.
     pub(super) fn give_up_writers(&self) {
         self.state.was_closed.store(true, Ordering::Relaxed);
         let mut descriptors = self.descriptors();
-        // While a READ or the window uses it, no flush is to report through it what one opened later
-        // would report again.
+        // While a READ or the window uses it, no flush is to report through it what one opened
+        // later would report again.
         if let Some(writer) = &descriptors.write {
             self.state.forget_writer(writer);
         }

@@ -62,9 +62,9 @@ impl Inode {
     }
 
     /// Flushes on this thread, which may block. An object that cannot be opened (for want of a
-    /// permission or of a descriptor, or because of its type) is flushed with its whole file system,
-    /// which takes no other descriptor than the root's. So an error is always that of a flush, and
-    /// means that data may be lost.
+    /// permission or of a descriptor, or because of its type) is flushed with its whole file
+    /// system, which takes no other descriptor than the root's. So an error is always that of a
+    /// flush, and means that data may be lost.
     fn flush_now(&self, what: Flush) -> Result<(), Status> {
         let flushed = match (self.descriptor_for_flush(), what) {
             (Some(fd), Flush::Data) => rustix::fs::fdatasync(&*fd),

@@ -143,8 +143,8 @@ struct Shard {
     /// Set after set; empty until the first inode is remembered.
     slots: Vec<Option<Slot>>,
     /// The slot that is given up next, in whichever set is full. Counting over all sets makes it a
-    /// different one each time: a listing that is a little too long for its sets, and begins anew at
-    /// its end, finds most of its inodes, where giving up the oldest would leave it none.
+    /// different one each time: a listing that is a little too long for its sets, and begins anew
+    /// at its end, finds most of its inodes, where giving up the oldest would leave it none.
     hand: usize,
 }
 

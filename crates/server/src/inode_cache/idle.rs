@@ -1,9 +1,9 @@
 //! Giving up objects that were not used for a while, and the descriptors for writing of files that
 //! were not written for a while.
 //!
-//! The tick advances the clock and lists what is idle. It calls nothing that can wait for a disk, so
-//! no disk stops it. Flushes and closes run in tasks of their own, one per device at a time: a slow
-//! disk delays only the objects that lie on it.
+//! The tick advances the clock and lists what is idle. It calls nothing that can wait for a disk,
+//! so no disk stops it. Flushes and closes run in tasks of their own, one per device at a time: a
+//! slow disk delays only the objects that lie on it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -34,15 +34,15 @@ pub(crate) struct IdleInodes {
 struct Listed {
     /// What no call uses.
     unused: Vec<InodeKey>,
-    /// Files that are used, and open for writing without being written, or were closed for writing and
-    /// have descriptors of that time.
+    /// Files that are used, and open for writing without being written, or were closed for writing
+    /// and have descriptors of that time.
     unwritten: Vec<InodeKey>,
 }
 
 impl InodeCache {
-    /// Advances the clock, drops chunks that were not used or are outdated, and returns what is idle
-    /// on each device whose last such list was worked off. To be called once a second; does not
-    /// block.
+    /// Advances the clock, drops chunks that were not used or are outdated, and returns what is
+    /// idle on each device whose last such list was worked off. To be called once a second; does
+    /// not block.
     #[must_use]
     pub(crate) fn tick(&self) -> Vec<IdleInodes> {
         let now = self.ticks.fetch_add(1, Ordering::Relaxed) + 1;
@@ -70,7 +70,8 @@ impl InodeCache {
     }
 
     /// Flushes and closes what [`Self::tick`] found idle, unless it was used since. Files that
-    /// `is_held_for_writing` names stay open for writing. Waits for the disk, on the device's threads.
+    /// `is_held_for_writing` names stay open for writing. Waits for the disk, on the device's
+    /// threads.
     pub(crate) async fn give_up(
         &self,
         idle: IdleInodes,
@@ -112,8 +113,8 @@ impl InodeCache {
         }
     }
 
-    /// Closes those of the objects that are idle still and have nothing to be flushed. The last close
-    /// of a file may wait for the disk, and so runs on a data thread.
+    /// Closes those of the objects that are idle still and have nothing to be flushed. The last
+    /// close of a file may wait for the disk, and so runs on a data thread.
     async fn close_idle(&self, keys: &[InodeKey], engine: &Engine) {
         let now = self.ticks.load(Ordering::Relaxed);
         let leave = |key| {
@@ -135,9 +136,10 @@ impl Inode {
         self.file().is_ok_and(|file| file.writer_idle_ticks() > WRITABLE_IDLE_TICKS)
     }
 
-    /// Flushes a file and gives up its descriptors for writing, unless it is written meanwhile: a file
-    /// that is open for writing can be neither executed nor leased by local programs, nor delegated.
-    /// What fails is tried again as if the file had been written just now. Waits for the disk.
+    /// Flushes a file and gives up its descriptors for writing, unless it is written meanwhile: a
+    /// file that is open for writing can be neither executed nor leased by local programs, nor
+    /// delegated. What fails is tried again as if the file had been written just now. Waits for the
+    /// disk.
     async fn give_up_writers(
         self: &Arc<Self>,
         engine: &Engine,
@@ -164,20 +166,21 @@ impl Inode {
         }
     }
 
-    /// Gives up the descriptors for writing if nothing is to be flushed; whether it did. As the server's
-    /// user; may wait for the disk.
+    /// Gives up the descriptors for writing if nothing is to be flushed; whether it did. As the
+    /// server's user; may wait for the disk.
     fn give_up_clean_writers(&self, is_held_for_writing: impl Fn(&Inode) -> bool) -> bool {
         let Ok(data) = self.file() else { return false };
-        // A WRITE, from taking the descriptor to counting its change, is within a change of the object.
-        // So what was written through the descriptor is counted, and was flushed with its errors
-        // reported: one opened later need not get them from the kernel.
+        // A WRITE, from taking the descriptor to counting its change, is within a change of the
+        // object. So what was written through the descriptor is counted, and was flushed with its
+        // errors reported: one opened later need not get them from the kernel.
         let Some(alone) = self.lock.try_alone() else { return false };
         if self.is_dirty() || !self.is_unwritten() || is_held_for_writing(self) {
             return false;
         }
-        // Without privileges the server may have lost the permission, as by a chmod of a client that
-        // goes on writing. No answer of the kernel is certain but that of opening it, under the lock,
-        // for a SETATTR that takes the permission away expects a descriptor that is open to stay so.
+        // Without privileges the server may have lost the permission, as by a chmod of a client
+        // that goes on writing. No answer of the kernel is certain but that of opening it, under
+        // the lock, for a SETATTR that takes the permission away expects a descriptor that is open
+        // to stay so.
         let Ok(another) = self.reopen(WRITER_FLAGS) else { return false };
         data.give_up_writers();
         self.close_window();
@@ -186,8 +189,8 @@ impl Inode {
         true
     }
 
-    /// Closes descriptors that were given up, unless READs or the window use them still: the threads of
-    /// READs must not close them, for the last close of a file may wait for the disk.
+    /// Closes descriptors that were given up, unless READs or the window use them still: the
+    /// threads of READs must not close them, for the last close of a file may wait for the disk.
     async fn close_given_up(&self, engine: &Engine) {
         let Ok(data) = self.file() else { return };
         let unused = data.descriptors().take_unused();

@@ -8,12 +8,13 @@
 //! WRITEs past the page cache would pay the disk's latency one after the other that way, which is
 //! all they are slower by. They share the inode instead. Each takes effect at its end: the
 //! attributes before it are those after the one that ended before it, and the replies form a chain
-//! without a gap. A change by a local process during a WRITE is in its pair if nothing distinguishes
-//! it (neither length nor time, [`io::ChangeStamps`]), also when the WRITE has the inode to itself.
+//! without a gap. A change by a local process during a WRITE is in its pair if nothing
+//! distinguishes it (neither length nor time, [`io::ChangeStamps`]), also when the WRITE has the
+//! inode to itself.
 //!
 //! LINK, RENAME and REMOVE change the link count and the ctime of an object whose lock they do not
-//! take. A WRITE at work then may claim that ctime. No client loses by it: what it has cached of the
-//! data is right, and the link count comes with every reply as it is now.
+//! take. A WRITE at work then may claim that ctime. No client loses by it: what it has cached of
+//! the data is right, and the link count comes with every reply as it is now.
 
 use std::cell::Cell;
 use std::ops::Deref;
@@ -66,10 +67,10 @@ pub(crate) struct Wcc {
 }
 
 impl Wcc {
-    /// Divides the pair of a turn among the changes that were made in it, one after the other, into a
-    /// chain: none covers the change of another client, nor what it has added to the length. `lengths`
-    /// are those of the file after each. No attributes where there is no such chain, because the
-    /// kernel's clock was set back.
+    /// Divides the pair of a turn among the changes that were made in it, one after the other, into
+    /// a chain: none covers the change of another client, nor what it has added to the length.
+    /// `lengths` are those of the file after each. No attributes where there is no such chain,
+    /// because the kernel's clock was set back.
     pub(crate) fn divided(self, lengths: &[u64]) -> impl Iterator<Item = Self> {
         let count = lengths.len();
         let stamps = self
@@ -125,7 +126,8 @@ impl InodeLock {
             let order = order.write_owned().await;
             Alone { stamps, has_begun: false, _order: order }
         }));
-        // If the lock is given to it before the task that waits polls it again, that poll returns it.
+        // If the lock is given to it before the task that waits polls it again, that poll returns
+        // it.
         match alone.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(alone) => Box::pin(std::future::ready(alone)),
             Poll::Pending => alone,
@@ -259,7 +261,8 @@ impl Change {
         written: u64,
         look: impl Fn() -> Result<LiveAttributes, Status>,
     ) -> Wcc {
-        // Calls of changes that share the inode wait for each other in the kernel: one may begin now.
+        // Calls of changes that share the inode wait for each other in the kernel: one may begin
+        // now.
         if matches!(self.held, Held::Shared(_)) {
             self.system_calls().note();
         }
@@ -338,8 +341,8 @@ impl Drop for Shared {
     }
 }
 
-/// Has the kernel renew an object's ctime and nothing else. Any writer may; set-id bits are cleared,
-/// as by a write of anybody but root.
+/// Has the kernel renew an object's ctime and nothing else. Any writer may; set-id bits are
+/// cleared, as by a write of anybody but root.
 fn renew_ctime(fd: BorrowedFd<'_>) {
     if let Err(error) = rustix::fs::chownat(fd, c"", None, None, AtFlags::EMPTY_PATH) {
         tracing::debug!(%error, "cannot set a new ctime");

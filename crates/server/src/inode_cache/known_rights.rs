@@ -1,10 +1,10 @@
 //! What the kernel permitted a caller, for as long as it would answer the same.
 //!
 //! The answer follows from owner, group, mode, flags, access control list and label of an object,
-//! and each change of one of them sets its ctime. So an answer lasts while the ctime is the one that
-//! was read before the question, if that was [settled](Timestamp::is_settled) then: a change after it
-//! has another one. A changed mount option or security policy sets no ctime: it takes effect when the
-//! answers are [`AGE_MAX`] old.
+//! and each change of one of them sets its ctime. So an answer lasts while the ctime is the one
+//! that was read before the question, if that was [settled](Timestamp::is_settled) then: a change
+//! after it has another one. A changed mount option or security policy sets no ctime: it takes
+//! effect when the answers are [`AGE_MAX`] old.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

@@ -56,8 +56,8 @@ impl LockDescriptor {
 }
 
 impl Drop for LockDescriptor {
-    /// Closing the descriptor does not release the locks while a process that was just forked has a copy
-    /// of it, which it has until it executes its program.
+    /// Closing the descriptor does not release the locks while a process that was just forked has a
+    /// copy of it, which it has until it executes its program.
     fn drop(&mut self) {
         if let Err(error) = self.set((0, u64::MAX), OfdLock::Unlock) {
             tracing::debug!(?error, "locks end when the file is closed");

@@ -5,9 +5,9 @@
 //! progress) needs one place.
 //!
 //! Bounds: every descriptor of an object counts from before it is opened until it is closed
-//! (`descriptor_count`), and others make room for it (`room`); those of a directory being listed are
-//! counted apart (`DescriptorPlan::listings`). Unused objects are given up (`idle`): soon where a
-//! descriptor can write, because the kernel neither executes a file that is open for writing nor
+//! (`descriptor_count`), and others make room for it (`room`); those of a directory being listed
+//! are counted apart (`DescriptorPlan::listings`). Unused objects are given up (`idle`): soon where
+//! a descriptor can write, because the kernel neither executes a file that is open for writing nor
 //! gives a lease of it, which a delegation takes. A file that is used but not written is closed for
 //! writing alone. An object with unflushed data is flushed before it leaves; one in use does not
 //! leave at all, so that there is never a second one of it.

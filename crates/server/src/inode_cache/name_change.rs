@@ -103,8 +103,8 @@ impl Inode {
         client.map(|client| Holder { client, export: self.root_address() })
     }
 
-    /// Begins a change of the names of an object in this directory, known by a descriptor. Looked at
-    /// more closely only while some object is delegated.
+    /// Begins a change of the names of an object in this directory, known by a descriptor. Looked
+    /// at more closely only while some object is delegated.
     ///
     /// # Errors
     /// `Delegated`; those of identifying the object.

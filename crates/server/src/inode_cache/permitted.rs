@@ -2,10 +2,10 @@
 //! gets.
 //!
 //! Namespace operations run as the caller, and the kernel decides. READ and WRITE go through
-//! descriptors that the server opened, so they are decided here, each time anew from the inode as it
-//! is now: a chown or chmod on the server fences at once, except from what a client of version 4 has
-//! open, as POSIX has it. Mode bits alone do not show what an access
-//! control list grants; where there is one, the kernel is asked.
+//! descriptors that the server opened, so they are decided here, each time anew from the inode as
+//! it is now: a chown or chmod on the server fences at once, except from what a client of version 4
+//! has open, as POSIX has it. Mode bits alone do not show what an access control list grants; where
+//! there is one, the kernel is asked.
 //!
 //! A descriptor open for writing makes a program impossible to execute (`ETXTBSY`), so one must not
 //! be opened for a caller who is then refused.
@@ -108,8 +108,8 @@ impl<U: DataUse> Permitted<U> {
     /// chmod that would forbid a second open.
     ///
     /// # Errors
-    /// `Access`; `IsDirectory` or `Invalid` for what has no data; `ReadOnly` for writing to an export
-    /// that the caller may only read.
+    /// `Access`; `IsDirectory` or `Invalid` for what has no data; `ReadOnly` for writing to an
+    /// export that the caller may only read.
     pub(crate) async fn check(
         caller: &Caller,
         file: &Arc<Inode>,
@@ -189,19 +189,19 @@ impl Permitted<Reading> {
 }
 
 impl Permitted<Writing> {
-    /// The descriptor for writing, if one is open. To be called within a change of the object: under
-    /// its lock none is closed.
+    /// The descriptor for writing, if one is open. To be called within a change of the object:
+    /// under its lock none is closed.
     pub(crate) fn writer(&self) -> Option<Arc<OwnedFd>> {
         self.regular().note_write();
         self.descriptors().write.clone()
     }
 
-    /// Opens the object for reading and writing. To be called as [`Self::writer`], with the server's own
-    /// identity, where blocking is allowed.
+    /// Opens the object for reading and writing. To be called as [`Self::writer`], with the
+    /// server's own identity, where blocking is allowed.
     ///
     /// # Errors
-    /// As [`Permitted::open_reader`], and `ReadOnly` of the file system; `Delay` while a local program
-    /// is executed from a file that was closed for writing because it was not written.
+    /// As [`Permitted::open_reader`], and `ReadOnly` of the file system; `Delay` while a local
+    /// program is executed from a file that was closed for writing because it was not written.
     pub(crate) fn open_writer(&self) -> Result<Arc<OwnedFd>, Status> {
         self.open_for_writing()
     }
@@ -253,8 +253,8 @@ impl Inode {
         matches!(direct, Ok(Some(Some(_))))
     }
 
-    /// Notes that the kernel refused a direct request that fits the alignment it had reported. Returns
-    /// whether that ended direct I/O for this file.
+    /// Notes that the kernel refused a direct request that fits the alignment it had reported.
+    /// Returns whether that ended direct I/O for this file.
     pub(crate) fn direct_refused(&self, used: DioAlign) -> bool {
         let Ok(file) = self.file() else { return false };
         let align = io::dio_align(self.fd()).unwrap_or(None);
@@ -269,9 +269,9 @@ impl Inode {
         self.is_access_list_in_memory.load(Relaxed) && !self.has_access_list()
     }
 
-    /// Whether it has a POSIX access control list beyond its mode bits. Opens nothing. May block the
-    /// first time: on a file system with its attributes in memory the kernel keeps the answer with
-    /// the inode, which lasts as long as it is open.
+    /// Whether it has a POSIX access control list beyond its mode bits. Opens nothing. May block
+    /// the first time: on a file system with its attributes in memory the kernel keeps the answer
+    /// with the inode, which lasts as long as it is open.
     pub(super) fn has_access_list(&self) -> bool {
         let found = match self.any_reader() {
             Some(fd) => fgetxattr_query(&*fd, ACCESS_LIST),
@@ -322,8 +322,8 @@ impl Inode {
         self.file().is_ok_and(File::is_closed_for_writing)
     }
 
-    /// Opens a regular file for writing for [`Permitted::writer`] to give out. To be called within a
-    /// change of the object, with the server's own identity, where blocking is allowed.
+    /// Opens a regular file for writing for [`Permitted::writer`] to give out. To be called within
+    /// a change of the object, with the server's own identity, where blocking is allowed.
     ///
     /// # Errors
     /// As [`Permitted::open_writer`].
@@ -334,8 +334,8 @@ impl Inode {
     pub(super) fn open_for_writing(&self) -> Result<Arc<OwnedFd>, Status> {
         let file = self.file()?;
         let opened = self.reopen_raw(WRITER_FLAGS);
-        // A program could be executed from it only after the server had closed it, and after any other
-        // error a client drops what it was to write.
+        // A program could be executed from it only after the server had closed it, and after any
+        // other error a client drops what it was to write.
         if matches!(opened, Err(Errno::TXTBSY)) && file.is_closed_for_writing() {
             return Err(Status::Delay);
         }

@@ -1,5 +1,5 @@
-//! The rights of a caller to an object: known, or asked of the kernel. An answer that may follow from
-//! the mount is not remembered.
+//! The rights of a caller to an object: known, or asked of the kernel. An answer that may follow
+//! from the mount is not remembered.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Instant, SystemTime};
@@ -29,8 +29,8 @@ impl Inode {
         is_granted.then(|| rights(granted))
     }
 
-    /// Whether it is known that a caller may look names up in a directory with these attributes now.
-    /// Waits for nothing.
+    /// Whether it is known that a caller may look names up in a directory with these attributes
+    /// now. Waits for nothing.
     pub(crate) fn is_known_to_search(&self, identity: &Identity, live: &LiveAttributes) -> bool {
         if let Some(granted) = self.known(identity, Access::EXEC_OK, live) {
             return !granted.is_empty();
@@ -57,8 +57,8 @@ impl Inode {
         Ok(rights(self.ask(identity, READ_WRITE_EXECUTE, before)?))
     }
 
-    /// Has it known whether `identity`, which this thread has, may look names up in a directory, for
-    /// look-ups to come. `before`: its attributes before. May block.
+    /// Has it known whether `identity`, which this thread has, may look names up in a directory,
+    /// for look-ups to come. `before`: its attributes before. May block.
     pub(crate) fn learn_to_search(&self, identity: &Identity, before: &LiveAttributes) {
         if self.may_remember(identity, before)
             && self.known(identity, Access::EXEC_OK, before).is_none()
@@ -73,8 +73,8 @@ impl Inode {
         }
     }
 
-    /// Asks for each of the permissions `wanted`, returns those that are granted, and remembers what
-    /// may be.
+    /// Asks for each of the permissions `wanted`, returns those that are granted, and remembers
+    /// what may be.
     fn ask(
         &self,
         identity: &Identity,

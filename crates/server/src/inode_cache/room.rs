@@ -1,7 +1,7 @@
 //! Room for the descriptors that objects are about to be given.
 //!
-//! Closing an object may wait for the disk, and so is not for the network threads. They find room all the
-//! same: when little is left, some objects are closed on data threads, many at a time.
+//! Closing an object may wait for the disk, and so is not for the network threads. They find room
+//! all the same: when little is left, some objects are closed on data threads, many at a time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,9 +40,9 @@ impl InodeCache {
         room
     }
 
-    /// Makes room for a descriptor of an object on `device`. Where all objects have unflushed data, it
-    /// waits for flushes of those on the same device. Those on others may not be waited for; where there
-    /// are only such, and where all are in use, the table exceeds its bound. May block.
+    /// Makes room for a descriptor of an object on `device`. Where all objects have unflushed data,
+    /// it waits for flushes of those on the same device. Those on others may not be waited for;
+    /// where there are only such, and where all are in use, the table exceeds its bound. May block.
     pub(crate) async fn make_room(
         &self,
         key: &InodeKey,
@@ -77,8 +77,9 @@ impl InodeCache {
         self.descriptors.one_more()
     }
 
-    /// An object that is to make room, of the part of the table that `key` belongs to if there is one. None
-    /// of another device that has too many to be closed: it would free nothing for a call on `device`.
+    /// An object that is to make room, of the part of the table that `key` belongs to if there is
+    /// one. None of another device that has too many to be closed: it would free nothing for a call
+    /// on `device`.
     fn victim_near(&self, key: &InodeKey, device: DeviceNumber) -> Victim {
         let full = self.closings.full();
         let victims = (0..SHARDS).map(|step| {
@@ -88,8 +89,8 @@ impl InodeCache {
         victims.into_iter().find(|victim| !matches!(victim, Victim::None)).unwrap_or(Victim::None)
     }
 
-    /// Has about so many objects closed that need no flush, on data threads of their devices, unless
-    /// that is being done or there was none in this second.
+    /// Has about so many objects closed that need no flush, on data threads of their devices,
+    /// unless that is being done or there was none in this second.
     fn close_ahead(&self, wanted: usize, engine: &Engine) {
         if self.is_closing_ahead.swap(true, Ordering::SeqCst) {
             return;

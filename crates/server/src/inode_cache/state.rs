@@ -107,8 +107,8 @@ impl InodeState {
         }
     }
 
-    /// Lets the window close its descriptor soon, when it is not written for a while: a program that is
-    /// open for writing cannot be executed.
+    /// Lets the window close its descriptor soon, when it is not written for a while: a program
+    /// that is open for writing cannot be executed.
     pub(super) fn close_window(&self) {
         if let Some(window) = self.window() {
             window.close();
@@ -170,9 +170,9 @@ impl InodeState {
         self.durable.store(changes, Ordering::SeqCst);
     }
 
-    /// How many flushes of this object have failed. A promise needs more than a flush that succeeds:
-    /// when another one has failed since the data was written, the kernel may have dropped it, and
-    /// the next flush finds nothing to complain of.
+    /// How many flushes of this object have failed. A promise needs more than a flush that
+    /// succeeds: when another one has failed since the data was written, the kernel may have
+    /// dropped it, and the next flush finds nothing to complain of.
     pub(crate) fn failures(&self) -> u64 {
         self.failures.load(Ordering::SeqCst)
     }

@@ -23,8 +23,8 @@ use crate::export::ExportRoot;
 
 /// Locks that the table is spread over.
 pub(super) const SHARDS: usize = 16;
-/// Objects of a part of the table, 131,072 in all. Each takes about 900 bytes, and the kernel keeps its
-/// inode in memory.
+/// Objects of a part of the table, 131,072 in all. Each takes about 900 bytes, and the kernel keeps
+/// its inode in memory.
 const SHARD_FILES_MAX: usize = 8192;
 /// Entries that one search for a victim examines.
 pub(super) const VICTIM_SEARCH_MAX: usize = 64;
@@ -57,8 +57,8 @@ pub(super) struct Shard {
 }
 
 impl InodeCache {
-    /// A table whose objects have at most `descriptors_max` descriptors; more while each of them is in
-    /// use or has unflushed data on a device that may not be waited for.
+    /// A table whose objects have at most `descriptors_max` descriptors; more while each of them is
+    /// in use or has unflushed data on a device that may not be waited for.
     pub(crate) fn new(descriptors_max: usize) -> Self {
         Self {
             shards: std::array::from_fn(|_| Mutex::default()),
@@ -104,8 +104,8 @@ impl InodeCache {
         self.insert(Inode::new(&self.states, root, handle, file_type, (base, room)))
     }
 
-    /// As [`Self::add`], for a regular file with the descriptor that created it, open for reading and
-    /// writing. That is another one, for it may be closed before the object.
+    /// As [`Self::add`], for a regular file with the descriptor that created it, open for reading
+    /// and writing. That is another one, for it may be closed before the object.
     pub(crate) fn add_created(
         &self,
         root: Arc<ExportRoot>,
@@ -129,7 +129,8 @@ impl InodeCache {
         let mut shard = self.shard(&key);
         let file = Arc::clone(shard.files.entry(key).or_insert_with(|| Arc::new(file)));
         drop(shard);
-        // Not yet as referenced: an object that is used once makes room before one that is used again.
+        // Not yet as referenced: an object that is used once makes room before one that is used
+        // again.
         self.note_use(&file);
         file
     }
@@ -145,8 +146,8 @@ impl InodeCache {
         file.placed_at_secs.swap(now, Ordering::Relaxed) != now
     }
 
-    /// Gives an object up that no client can reach any more. A call that uses it still may be on a thread
-    /// that must not wait for the disk, and so does not close it: [`Self::close_left`] does.
+    /// Gives an object up that no client can reach any more. A call that uses it still may be on a
+    /// thread that must not wait for the disk, and so does not close it: [`Self::close_left`] does.
     pub(crate) fn forget(&self, key: &InodeKey) {
         let forgotten = self.shard(key).files.swap_remove(key);
         self.lock_left().extend(forgotten);
@@ -158,8 +159,8 @@ impl InodeCache {
         self.shard(key).files.swap_remove(key)
     }
 
-    /// Gives an object up that has lost its last name, unless a client has it open. One that no call
-    /// uses comes back, for the caller to close it on a thread that may wait for the disk.
+    /// Gives an object up that has lost its last name, unless a client has it open. One that no
+    /// call uses comes back, for the caller to close it on a thread that may wait for the disk.
     pub(crate) fn take_unlinked(&self, key: &InodeKey) -> Option<Arc<Inode>> {
         let file = {
             let mut shard = self.shard(key);
@@ -178,9 +179,9 @@ impl InodeCache {
         None
     }
 
-    /// Has the objects closed, on threads of their devices, that left the table before and are used no
-    /// more: the last close of a file may free its blocks. To be called once a
-    /// second; does not block.
+    /// Has the objects closed, on threads of their devices, that left the table before and are used
+    /// no more: the last close of a file may free its blocks. To be called once a second; does not
+    /// block.
     pub(crate) fn close_left(&self, engine: &Engine) {
         drop(self.close(engine, self.take_left(|_| true)));
     }
@@ -191,8 +192,8 @@ impl InodeCache {
         self.lock_left().extract_if(.., leaves).collect()
     }
 
-    /// Objects that left the table and are not closed yet, but for those that threads of their devices
-    /// have.
+    /// Objects that left the table and are not closed yet, but for those that threads of their
+    /// devices have.
     #[cfg(test)]
     pub(super) fn left_len(&self) -> usize {
         self.lock_left().len()
@@ -202,9 +203,9 @@ impl InodeCache {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Closes objects on data threads of their devices, because the last close of a file may wait for
-    /// the disk. The senders of the results are dropped when those of a device are closed, or are left
-    /// for later.
+    /// Closes objects on data threads of their devices, because the last close of a file may wait
+    /// for the disk. The senders of the results are dropped when those of a device are closed, or
+    /// are left for later.
     pub(super) fn close(
         &self,
         engine: &Engine,
@@ -220,9 +221,9 @@ impl InodeCache {
             .collect()
     }
 
-    /// Has objects of a device closed on one of its data threads, and then drops `at_work`. Those that
-    /// a device does not take, because it does not answer, are left for [`Self::close_left`]: this
-    /// thread may be one that must not wait for it.
+    /// Has objects of a device closed on one of its data threads, and then drops `at_work`. Those
+    /// that a device does not take, because it does not answer, are left for [`Self::close_left`]:
+    /// this thread may be one that must not wait for it.
     pub(super) fn leave_to_device(
         &self,
         engine: &Engine,
@@ -317,8 +318,8 @@ impl InodeCache {
         self.states.failures.load(Ordering::SeqCst)
     }
 
-    /// Closes everything that no call uses, at the end of the server: what it holds of the server may
-    /// outlive it for a moment, and deleted files are not to wait for that. May block.
+    /// Closes everything that no call uses, at the end of the server: what it holds of the server
+    /// may outlive it for a moment, and deleted files are not to wait for that. May block.
     pub(crate) fn clear(&self) {
         for shard in &self.shards {
             let inodes = std::mem::take(&mut lock(shard).files);
@@ -357,10 +358,11 @@ pub(super) enum Victim {
 }
 
 impl Shard {
-    /// An object that was not used since a search last passed it. Each search starts at another place:
-    /// of objects that are used in turn, and are a few too many, most are then found, where giving up
-    /// the oldest would leave none of them. Dirty ones are only named, for their flush must come first,
-    /// and only those of `device`. Of the other devices, none that is in `full`: see [`Closings`].
+    /// An object that was not used since a search last passed it. Each search starts at another
+    /// place: of objects that are used in turn, and are a few too many, most are then found, where
+    /// giving up the oldest would leave none of them. Dirty ones are only named, for their flush
+    /// must come first, and only those of `device`. Of the other devices, none that is in `full`:
+    /// see [`Closings`].
     pub(super) fn victim(&mut self, device: Option<DeviceNumber>, full: &[DeviceNumber]) -> Victim {
         let mut dirty = None;
         let mut hand = self.draw();
@@ -406,8 +408,8 @@ pub(super) fn by_device(files: Vec<Arc<Inode>>) -> HashMap<DeviceNumber, Vec<Arc
     by_device
 }
 
-/// Whether no call uses an object. Under the shard's lock, or out of the table, no new reference can be
-/// taken, so an unused one stays unused.
+/// Whether no call uses an object. Under the shard's lock, or out of the table, no new reference
+/// can be taken, so an unused one stays unused.
 pub(super) fn is_unused(inode: &Arc<Inode>) -> bool {
     Arc::strong_count(inode) == 1
 }

@@ -1,9 +1,9 @@
 //! Giving back the blocks of objects that a local process has deleted.
 //!
 //! A descriptor of the cache keeps a deleted file and its blocks, and the kernel reports nothing of
-//! the deletion to the holder. So the link counts of objects that no call uses are read once a second,
-//! and before a call fails for want of space, on file systems that answer from memory. Elsewhere
-//! such a file keeps its blocks until it is idle.
+//! the deletion to the holder. So the link counts of objects that no call uses are read once a
+//! second, and before a call fails for want of space, on file systems that answer from memory.
+//! Elsewhere such a file keeps its blocks until it is idle.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -104,8 +104,8 @@ impl InodeCache {
         candidates
     }
 
-    /// Closes those that have lost their last name, and those of the device that left the table while
-    /// they were in use. Returns whether there were any.
+    /// Closes those that have lost their last name, and those of the device that left the table
+    /// while they were in use. Returns whether there were any.
     async fn close_unlinked(
         &self,
         candidates: Candidates,
@@ -165,7 +165,8 @@ mod tests {
         cache.add(Arc::clone(root), handle, file_type, (fd, room)).key()
     }
 
-    /// Three files of an export, the last of which a call uses, and the last two of which are deleted.
+    /// Three files of an export, the last of which a call uses, and the last two of which are
+    /// deleted.
     struct Deleted {
         _dir: tempfile::TempDir,
         root: Arc<ExportRoot>,

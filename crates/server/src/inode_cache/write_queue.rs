@@ -1,9 +1,10 @@
 //! WRITEs that wait for a file's turn together.
 //!
 //! A WRITE that finds the file locked joins the last batch that waits for the lock, or begins one.
-//! The task that begins a batch takes a place in the queue of the lock at once. When it has the lock, it
-//! carries out the batch that has waited longest, and answers each of its WRITEs, which are in the
-//! order of arrival. So there are as many duties to carry out a batch as there are batches.
+//! The task that begins a batch takes a place in the queue of the lock at once. When it has the
+//! lock, it carries out the batch that has waited longest, and answers each of its WRITEs, which
+//! are in the order of arrival. So there are as many duties to carry out a batch as there are
+//! batches.
 //!
 //! WRITEs that are ahead of others in the file may be [left](order) for the next batch. If no other
 //! batch waits, they form one, and the duty goes to the task of one of them.
@@ -27,9 +28,9 @@ pub(crate) const BATCH_WRITES_MAX: usize = 64;
 /// At most so many bytes are in a batch of several WRITEs that leaves others waiting: some hundred
 /// microseconds of work. Its first WRITEs span no more in the file, either.
 const BATCH_BYTES_MAX: u64 = 2 * 1024 * 1024;
-/// WRITEs and bytes that wait together, at most: as many as 16 ranks have in flight, and some more. All
-/// are performed at once if a change of another kind waits behind them, or if the next batch has no
-/// room for those that would be left.
+/// WRITEs and bytes that wait together, at most: as many as 16 ranks have in flight, and some more.
+/// All are performed at once if a change of another kind waits behind them, or if the next batch
+/// has no room for those that would be left.
 const WAITING_WRITES_MAX: usize = 256;
 const WAITING_BYTES_MAX: usize = 8 * 1024 * 1024;
 
@@ -54,8 +55,8 @@ pub(crate) struct WriteTurn {
     pub(crate) verifier: [u8; 8],
     /// The file's failed flushes from before the data was written.
     pub(crate) failures: u64,
-    /// The flush to make: the strongest that a WRITE of the batch asked for, so that they share one.
-    /// `None` if this one asked for none.
+    /// The flush to make: the strongest that a WRITE of the batch asked for, so that they share
+    /// one. `None` if this one asked for none.
     pub(crate) flush: Option<Flush>,
 }
 
@@ -85,12 +86,13 @@ pub(crate) struct WaitingWrite {
 pub(crate) enum Woken {
     /// The outcome of the WRITE.
     Turn(WriteTurn),
-    /// The channel to wait on, and a batch to carry out before. The channel is dropped first, so that
-    /// the duty is not handed back to this task.
+    /// The channel to wait on, and a batch to carry out before. The channel is dropped first, so
+    /// that the duty is not handed back to this task.
     Duty(oneshot::Receiver<Self>, BatchDuty),
 }
 
-/// The WRITEs of one file that wait. Their number and bytes are bounded by those of calls in progress.
+/// The WRITEs of one file that wait. Their number and bytes are bounded by those of calls in
+/// progress.
 #[derive(Default)]
 pub(crate) struct WriteQueue(Mutex<VecDeque<Batch>>);
 
@@ -101,9 +103,9 @@ struct Batch {
     is_closed: bool,
 }
 
-/// The duty to carry out a batch, with a place in the queue of the inode lock. Dropped, that of WRITEs
-/// that were left goes to the task of one of them. Any other, or if no such task lives, ends with the
-/// last batch, whose WRITEs are not answered.
+/// The duty to carry out a batch, with a place in the queue of the inode lock. Dropped, that of
+/// WRITEs that were left goes to the task of one of them. Any other, or if no such task lives, ends
+/// with the last batch, whose WRITEs are not answered.
 #[must_use = "the WRITEs of a batch wait for it"]
 pub(crate) struct BatchDuty {
     queue: Arc<WriteQueue>,
@@ -264,9 +266,9 @@ impl BatchDuty {
         alone
     }
 
-    /// The WRITEs to be carried out now, by the holder of the inode lock, of which there is at least
-    /// one; and the duty to carry out those that were left, if no other task has it. That is to be
-    /// dropped when these are carried out.
+    /// The WRITEs to be carried out now, by the holder of the inode lock, of which there is at
+    /// least one; and the duty to carry out those that were left, if no other task has it. That is
+    /// to be dropped when these are carried out.
     pub(crate) fn take(mut self, lock: &InodeLock) -> (Vec<WaitingWrite>, Option<Self>) {
         self.is_done = true;
         self.queue.take(lock)

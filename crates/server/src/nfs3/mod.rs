@@ -1,7 +1,7 @@
 //! NFS version 3 (RFC 1813): each procedure takes arguments, makes one call of `vfs`, and answers.
 //!
-//! A procedure returns an [`Outcome`], so that `?` ends it with the status of what failed. [`Results`]
-//! makes replies of outcomes.
+//! A procedure returns an [`Outcome`], so that `?` ends it with the status of what failed.
+//! [`Results`] makes replies of outcomes.
 
 mod attr;
 mod convert;
@@ -29,8 +29,8 @@ const NFS3_OK: u32 = 0;
 pub(crate) enum Executed {
     /// The procedure ran, whatever its result. Long data is to be sent behind the reply.
     Done(Option<Payload>),
-    /// The procedure was refused before it began: the handle is not one of this server, or its export
-    /// does not admit the client. A copy of the call is refused alike.
+    /// The procedure was refused before it began: the handle is not one of this server, or its
+    /// export does not admit the client. A copy of the call is refused alike.
     NotAdmitted,
 }
 
@@ -181,8 +181,8 @@ impl Results<'_> {
         })
     }
 
-    /// As [`Self::put`]; `encode` appends the results of a success with the status in front of them,
-    /// and returns what is to be sent behind them.
+    /// As [`Self::put`]; `encode` appends the results of a success with the status in front of
+    /// them, and returns what is to be sent behind them.
     fn put_with<O, F: Encode>(
         self,
         outcome: Outcome<O, F>,

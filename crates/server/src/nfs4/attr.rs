@@ -29,9 +29,9 @@ const OF_MINOR_2: Bitmap = Bitmap::of(&[
     attribute::XATTR_SUPPORT,
     attribute::OPEN_ARGUMENTS,
 ]);
-/// What OPEN understands: all kinds of access and denial (1 to 3, and 0 for none denied); a delegation
-/// of any kind (3), none (4), or none any more (5); the claims but those of delegations that would
-/// outlive the client's restart (3 and 6); all ways of creation (0 to 3).
+/// What OPEN understands: all kinds of access and denial (1 to 3, and 0 for none denied); a
+/// delegation of any kind (3), none (4), or none any more (5); the claims but those of delegations
+/// that would outlive the client's restart (3 and 6); all ways of creation (0 to 3).
 const OPEN_ARGUMENTS: OpenArguments = OpenArguments {
     share_access: Bitmap::of(&[1, 2, 3]),
     share_deny: Bitmap::of(&[0, 1, 2, 3]),
@@ -104,8 +104,8 @@ impl Encode for Description<'_> {
 }
 
 impl<'a> Compound<'a> {
-    /// GETATTR, RFC 8881 §18.7. Behind a WRITE, the attributes are those that it has left, as in the
-    /// reply to a WRITE of version 3.
+    /// GETATTR, RFC 8881 §18.7. Behind a WRITE, the attributes are those that it has left, as in
+    /// the reply to a WRITE of version 3.
     pub(super) async fn getattr(
         &mut self,
         reader: &mut Reader<'_>,
@@ -130,8 +130,8 @@ impl<'a> Compound<'a> {
         self.describe(self.current_handle()?, wanted.intersection(self.supported()), known).await
     }
 
-    /// The attributes of a filehandle that are wanted, all of which the minor version has; `known` are
-    /// those that need not be read.
+    /// The attributes of a filehandle that are wanted, all of which the minor version has; `known`
+    /// are those that need not be read.
     pub(super) async fn describe(
         &self,
         handle: &ResolvedHandle,

@@ -62,8 +62,8 @@ enum End {
     Duplicate,
 }
 
-/// Runs the operations of a COMPOUND until one fails, and appends their results to `reply`. Notes in
-/// `moved` what they have moved.
+/// Runs the operations of a COMPOUND until one fails, and appends their results to `reply`. Notes
+/// in `moved` what they have moved.
 ///
 /// # Errors
 /// What stands in front of the operations cannot be decoded.
@@ -199,8 +199,8 @@ impl<'a> Compound<'a> {
         self.minor_version >= 2 || !operation.is_minor_2()
     }
 
-    /// Checks what RFC 8881 §2.10.2 and §15.1.11 demand of an operation's place in the COMPOUND, and
-    /// that some export admits the peer: no other gets state.
+    /// Checks what RFC 8881 §2.10.2 and §15.1.11 demand of an operation's place in the COMPOUND,
+    /// and that some export admits the peer: no other gets state.
     fn check(&mut self, operation: Option<OperationCode>, place: u32) -> Outcome<OperationCode> {
         if place == 0 && !self.request.service.knows(&self.request.peer) {
             self.request.service.refuse_stranger(&self.request.peer, Status::Access.name());
@@ -285,8 +285,8 @@ impl<'a> Compound<'a> {
         (place.at == reader.position()).then(|| self.payload.take())
     }
 
-    /// A hash that distinguishes a call from another with the same slot and sequence number. A client
-    /// that makes two calls of one hash harms itself alone.
+    /// A hash that distinguishes a call from another with the same slot and sequence number. A
+    /// client that makes two calls of one hash harms itself alone.
     pub(super) fn digest(&self) -> u64 {
         let mut hasher = FxHasher::default();
         match &self.call.credential {

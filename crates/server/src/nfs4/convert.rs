@@ -95,8 +95,8 @@ const SETTABLE: Bitmap =
 /// The change that a SETATTR asks for.
 ///
 /// # Errors
-/// `Inval` for an attribute that is only read, or only set at creation; `Attrnotsupp` for one that is
-/// not supported; `Badowner` for a user or group that is no number; `Badxdr`.
+/// `Inval` for an attribute that is only read, or only set at creation; `Attrnotsupp` for one that
+/// is not supported; `Badowner` for a user or group that is no number; `Badxdr`.
 pub(super) fn attribute_change(raw: &RawAttributes<'_>) -> Outcome<AttributeChange> {
     change_within(SETTABLE, raw)
 }
@@ -127,9 +127,9 @@ pub(super) fn set_by(applied: Applied, requested: Bitmap) -> Bitmap {
     requested.intersection(done)
 }
 
-/// The attributes among `requested` ones that a new object has got: an owner or group that the caller
-/// may not give is ignored, as are the mode and times of a symbolic link, and a length of all but
-/// files.
+/// The attributes among `requested` ones that a new object has got: an owner or group that the
+/// caller may not give is ignored, as are the mode and times of a symbolic link, and a length of
+/// all but files.
 pub(super) fn set_at_creation(
     change: &AttributeChange,
     requested: Bitmap,

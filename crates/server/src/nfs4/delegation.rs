@@ -31,8 +31,8 @@ impl Compound<'_> {
         Ok(self.request.service.state.check_delegation(self.client()?, &stateid, file)?)
     }
 
-    /// The delegation that comes with an OPEN of a file, or why there is none if the client said what
-    /// it wants.
+    /// The delegation that comes with an OPEN of a file, or why there is none if the client said
+    /// what it wants.
     pub(super) async fn delegation(
         &self,
         args: &OpenArgs<'_>,

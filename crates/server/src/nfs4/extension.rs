@@ -43,8 +43,8 @@ impl Compound<'_> {
         Ok(vfs.clone_range(source.end(), destination.end(), range).await?)
     }
 
-    /// COPY, RFC 7862 §15.2, within this server. The reply comes when the bytes are copied, whether or
-    /// not the client would wait for a callback.
+    /// COPY, RFC 7862 §15.2, within this server. The reply comes when the bytes are copied, whether
+    /// or not the client would wait for a callback.
     pub(super) async fn copy(&mut self, args: CopyArgs) -> Outcome<CopyOk> {
         if args.is_between_servers {
             return Err(Status::Notsupp.into());

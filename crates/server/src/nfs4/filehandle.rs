@@ -91,8 +91,8 @@ impl Compound<'_> {
         })
     }
 
-    /// As [`Self::enter`], for a listing, which neither counts nor logs a refusal: the client did not ask
-    /// for the export.
+    /// As [`Self::enter`], for a listing, which neither counts nor logs a refusal: the client did
+    /// not ask for the export.
     pub(super) fn handle_at(&self, pseudo: &Pseudo) -> Outcome<ResolvedHandle> {
         let Some(id) = pseudo.node().export else {
             return Ok(ResolvedHandle::Pseudo(pseudo.clone()));

@@ -118,8 +118,8 @@ impl Compound<'_> {
         })
     }
 
-    /// The target of the current link, and memory of the budget for a long one that is not part of the
-    /// head.
+    /// The target of the current link, and memory of the budget for a long one that is not part of
+    /// the head.
     async fn read_target(&self) -> Outcome<(Vec<u8>, Option<Buffer>)> {
         let located = self.object_or(Status::WrongType)?;
         let room = self.results.data_room()?;
@@ -230,7 +230,8 @@ fn wrong_type(status: fs::Status) -> super::Refused {
     }
 }
 
-/// Refuses names that have a status of their own (RFC 8881 §14.5); the others are for `vfs` to check.
+/// Refuses names that have a status of their own (RFC 8881 §14.5); the others are for `vfs` to
+/// check.
 ///
 /// # Errors
 /// `Inval` for an empty name, `Badname` for `.` and `..`, `Badchar` for a slash or a NUL.

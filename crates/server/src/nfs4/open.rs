@@ -198,8 +198,8 @@ impl<'a> Compound<'a> {
         Err(Status::Delay.into())
     }
 
-    /// GUARDED4, with room for an open by `owner`. A file that was made for an OPEN without room would
-    /// be in the way of its retry, by its name or by its mode.
+    /// GUARDED4, with room for an open by `owner`. A file that was made for an OPEN without room
+    /// would be in the way of its retry, by its name or by its mode.
     async fn make_guarded(
         &self,
         directory: &Located,
@@ -258,7 +258,8 @@ impl<'a> Compound<'a> {
         Ok(Target { located, change, attributes_set, is_new, cuts: false, room: None })
     }
 
-    /// A program that may be executed may be read. With `owner_may`, the mode does not bind the owner.
+    /// A program that may be executed may be read. With `owner_may`, the mode does not bind the
+    /// owner.
     async fn check_permission(
         &self,
         located: &Located,
@@ -306,8 +307,8 @@ impl Compound<'_> {
         Ok(OneStateid { stateid })
     }
 
-    /// After a hold of a file may have ended: the blocks of a removed file are free before the reply, as
-    /// with REMOVE.
+    /// After a hold of a file may have ended: the blocks of a removed file are free before the
+    /// reply, as with REMOVE.
     pub(super) async fn let_go(&self, inode: Arc<Inode>) {
         let service = self.request.service;
         let gone = inode.is_over().then(|| inode.key());

@@ -148,8 +148,8 @@ impl<'a> Compound<'a> {
         Ok(page.finish(eof))
     }
 
-    /// The exports that LOOKUP finds in a directory in place of its own entries: those that are named
-    /// one component below it, if it is an export's root.
+    /// The exports that LOOKUP finds in a directory in place of its own entries: those that are
+    /// named one component below it, if it is an export's root.
     async fn mounts_in(&self, directory: &Located, wanted: Bitmap) -> Outcome<Vec<Mount>> {
         let mut mounts = Vec::new();
         let pseudo = directory.is_root().then(|| self.pseudo_of(directory)).flatten();
@@ -171,10 +171,10 @@ impl<'a> Compound<'a> {
         Ok(mounts)
     }
 
-    /// The attributes of what LOOKUP finds at a place: the root of the export, or the directory above
-    /// others. The client sees by them where a file system begins. If it asks for `rdattr_error`, a root
-    /// whose attributes may not be in memory is not read, so that the listing does not wait for another
-    /// machine.
+    /// The attributes of what LOOKUP finds at a place: the root of the export, or the directory
+    /// above others. The client sees by them where a file system begins. If it asks for
+    /// `rdattr_error`, a root whose attributes may not be in memory is not read, so that the
+    /// listing does not wait for another machine.
     ///
     /// # Errors
     /// Those of the root, if the client does not want them as an attribute (RFC 8881 §18.23.3).
@@ -237,7 +237,8 @@ impl Encode for Encoded {
 }
 
 /// The attributes of an entry whose object is not known: a status, which is not
-/// [`NFS4_OK`](proto::nfs4::NFS4_OK) if some of the object are wanted, and the number in the directory.
+/// [`NFS4_OK`](proto::nfs4::NFS4_OK) if some of the object are wanted, and the number in the
+/// directory.
 fn without_object(fileid: u64, status: u32, wanted: Bitmap) -> Attributes<'static> {
     let mut attributes = Attributes {
         rdattr_error: Some(status),

@@ -11,8 +11,8 @@ use super::{Outcome, Refused};
 const INLINE_BYTES_MAX: usize = 8 * 1024;
 /// Room that an operation needs to begin: the longest result of one that changes something.
 pub(super) const RESULT_BYTES_MAX: usize = 256;
-/// What a result with data has beside it: the operation, the status, and the most that stands around
-/// the data, the cookie, the count and the end of LISTXATTRS.
+/// What a result with data has beside it: the operation, the status, and the most that stands
+/// around the data, the cookie, the count and the end of LISTXATTRS.
 const DATA_FRAME_BYTES: usize = 24;
 /// The longest result in memory: a LOCK that is denied, with the name of the owner. Data is apart.
 pub(super) const RESULT_BYTES_USUAL: usize = 1280;
@@ -65,8 +65,8 @@ impl<'a> Results<'a> {
         self.bytes_max.saturating_sub(self.len())
     }
 
-    /// Charges the results that exceed `free_bytes`, `bytes` more included, to the budget. `take` gives
-    /// memory of so many bytes. Returns false if there was none.
+    /// Charges the results that exceed `free_bytes`, `bytes` more included, to the budget. `take`
+    /// gives memory of so many bytes. Returns false if there was none.
     pub(super) fn charge(
         &mut self,
         bytes: usize,
@@ -86,9 +86,9 @@ impl<'a> Results<'a> {
         if self.is_cached { Status::RepTooBigToCache } else { Status::RepTooBig }
     }
 
-    /// The bytes of data that an operation may return: in a payload, or in memory if the reply is to
-    /// be kept. They leave room for the rest of the result and for one more operation. Call this before
-    /// the result is begun: a begun result takes room itself.
+    /// The bytes of data that an operation may return: in a payload, or in memory if the reply is
+    /// to be kept. They leave room for the rest of the result and for one more operation. Call this
+    /// before the result is begun: a begun result takes room itself.
     ///
     /// # Errors
     /// There is no room, or memory is held already: see [`Self::check_holds_none`].

@@ -159,8 +159,8 @@ impl Compound<'_> {
     /// BIND_CONN_TO_SESSION, RFC 8881 §18.34. Every connection carries calls of every session.
     ///
     /// # Errors
-    /// `Badsession`. `Inval` if the client demands a backchannel (`Back`, `BackOrBoth`) and the session
-    /// has no flavour of callbacks that the server can send.
+    /// `Badsession`. `Inval` if the client demands a backchannel (`Back`, `BackOrBoth`) and the
+    /// session has no flavour of callbacks that the server can send.
     pub(super) async fn bind_connection(
         &mut self,
         args: BindConnToSession,
@@ -188,8 +188,8 @@ impl Compound<'_> {
         Ok(())
     }
 
-    /// How to send callbacks: as AUTH_SYS if the client takes it, because Linux takes nothing but NULL
-    /// as AUTH_NONE.
+    /// How to send callbacks: as AUTH_SYS if the client takes it, because Linux takes nothing but
+    /// NULL as AUTH_NONE.
     fn callbacks(
         &self,
         program: u32,

@@ -41,8 +41,8 @@ impl Compound<'_> {
         Ok((inode, file))
     }
 
-    /// Checks the stateid of an operation on data. Returns the caller with what the stateid permits,
-    /// and the file.
+    /// Checks the stateid of an operation on data. Returns the caller with what the stateid
+    /// permits, and the file.
     pub(super) async fn check_io(
         &self,
         located: &Located,

@@ -17,8 +17,8 @@ use crate::vfs::{SetXattr, XattrNames};
 const LIST_BYTES_MIN: usize = 16;
 
 impl Compound<'_> {
-    /// GETXATTR, RFC 8276 §8.4.1. The value is sent from the buffer that it was read into, unless the
-    /// reply is to be kept.
+    /// GETXATTR, RFC 8276 §8.4.1. The value is sent from the buffer that it was read into, unless
+    /// the reply is to be kept.
     pub(super) async fn getxattr(&mut self, reader: &mut Reader<'_>) -> Result<(), Status> {
         let outcome = match decoded::<NameArgs<'_>>(reader) {
             Ok(args) => self.read_value(args.name).await,

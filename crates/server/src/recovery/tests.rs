@@ -219,8 +219,8 @@ fn a_kill_between_the_steps_leaves_the_old_record_or_the_new_one() {
 /// Where the process that is killed keeps its records.
 const CHILD_DIRECTORY: &str = "SPILLWAY_TEST_RECOVERY";
 
-/// Run by the test below in a process of its own: adds and removes clients for ever, and reports each
-/// change that is settled.
+/// Run by the test below in a process of its own: adds and removes clients for ever, and reports
+/// each change that is settled.
 #[test]
 fn child_changes_records_until_it_is_killed() {
     let Some(dir) = std::env::var_os(CHILD_DIRECTORY) else { return };

@@ -91,8 +91,8 @@ pub struct TraceFeed {
 }
 
 impl TraceFeed {
-    /// Waits for events. Returns those that have happened since the last call, and how many were lost
-    /// behind them, because there were more than are kept.
+    /// Waits for events. Returns those that have happened since the last call, and how many were
+    /// lost behind them, because there were more than are kept.
     pub async fn next(&self) -> (Vec<TraceLine>, u64) {
         let (events, lost) = self.follower.next().await;
         (events.into_iter().map(|event| self.line(event)).collect(), lost)

@@ -1,7 +1,7 @@
 //! What a running server reports about itself: its status, and samples of all that is counted.
 //!
-//! The types are those that the control socket carries. They can be read back, so that a command sees
-//! what the server has sent.
+//! The types are those that the control socket carries. They can be read back, so that a command
+//! sees what the server has sent.
 
 mod figures;
 mod follow;
@@ -79,8 +79,8 @@ impl Monitor {
         self.service.counters.timing.keep_on_for(seconds);
     }
 
-    /// Ends the connections of a client address, and all its state of version 4, which others can have
-    /// at once. The client may connect again.
+    /// Ends the connections of a client address, and all its state of version 4, which others can
+    /// have at once. The client may connect again.
     pub async fn drop_client(&self, address: IpAddr) -> DroppedClient {
         let dropped = self.service.drop_client(address).await;
         let Dropped { connections, nfs4_clients } = dropped;

@@ -44,7 +44,8 @@ pub struct ExportSample {
     pub counters: BTreeMap<String, u64>,
     /// Operations that were performed at least once.
     pub operations: Vec<OperationSample>,
-    /// How long the parts of the work on READ, WRITE, COMMIT and other calls have taken, by that name.
+    /// How long the parts of the work on READ, WRITE, COMMIT and other calls have taken, by that
+    /// name.
     #[serde(default)]
     pub phases: BTreeMap<String, Vec<PhaseSample>>,
 }
@@ -269,8 +270,8 @@ fn client_sample(address: Option<IpAddr>, counters: &ClientCounters) -> ClientSa
 }
 
 impl Sample {
-    /// What was counted between `earlier` and this. What there is now stays as it is. Since the start if
-    /// `earlier` is of another server, which has run for longer.
+    /// What was counted between `earlier` and this. What there is now stays as it is. Since the
+    /// start if `earlier` is of another server, which has run for longer.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         if earlier.uptime_us > self.uptime_us {

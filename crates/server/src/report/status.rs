@@ -60,9 +60,11 @@ pub struct ExportStatus {
     pub io_cache_read: String,
     /// The mode of WRITEs.
     pub io_cache_write: String,
-    /// Whether sequential READs past the page cache are read ahead: it is on here and for the server.
+    /// Whether sequential READs past the page cache are read ahead: it is on here and for the
+    /// server.
     pub read_ahead: bool,
-    /// Whether READs are spliced from the page cache to the socket: it is on here and for the server.
+    /// Whether READs are spliced from the page cache to the socket: it is on here and for the
+    /// server.
     pub splice: bool,
     /// Whether changes of metadata are durable before their reply.
     pub sync: bool,

@@ -60,8 +60,8 @@ impl Service {
     /// The object behind a wire handle and what its export makes of the caller.
     ///
     /// # Errors
-    /// `BadHandle` for a handle that this server did not make, `Stale` for an export that is gone or
-    /// leads to another directory now, `Access` from the gate.
+    /// `BadHandle` for a handle that this server did not make, `Stale` for an export that is gone
+    /// or leads to another directory now, `Access` from the gate.
     pub(crate) fn resolve(
         &self,
         xid: u32,

@@ -46,8 +46,8 @@ pub(super) fn state_limits(
     Limits { fore, local_recall, ..limits }
 }
 
-/// How long clients have to return a delegation that a local program waits for; `None` if there are to
-/// be none.
+/// How long clients have to return a delegation that a local program waits for; `None` if there are
+/// to be none.
 pub(super) fn probe_leases(config: &Config) -> Option<Duration> {
     if !config.delegations() {
         return None;
@@ -108,8 +108,8 @@ impl Service {
         changed
     }
 
-    /// As [`Self::change_state`], for what no call waits for: the threads of the devices perform the
-    /// effects.
+    /// As [`Self::change_state`], for what no call waits for: the threads of the devices perform
+    /// the effects.
     pub(crate) fn change_state_settle_later(&self, change: impl FnOnce(&State, &mut Step)) {
         let mut step = Step::new(self.now());
         change(&self.state, &mut step);
@@ -146,7 +146,8 @@ impl Service {
     /// Takes a lock that [`Self::state`] has granted for local programs too.
     ///
     /// # Errors
-    /// As [`HeldFiles::mirror`](crate::held_files::HeldFiles::mirror). The grant comes back in any case.
+    /// As [`HeldFiles::mirror`](crate::held_files::HeldFiles::mirror). The grant comes back in any
+    /// case.
     pub(crate) async fn mirror(
         &self,
         grant: LockGrant,
@@ -186,8 +187,8 @@ impl Service {
         self.vfs.with_descriptors(inode.root().device(), attempt).await
     }
 
-    /// Ends the leases that have run out, and the state of files whose exports are not served any more.
-    /// To be called once a second. Waits for nothing.
+    /// Ends the leases that have run out, and the state of files whose exports are not served any
+    /// more. To be called once a second. Waits for nothing.
     pub(crate) fn expire(&self) {
         self.change_state_settle_later(|state, step| {
             state.expire(step);
@@ -207,8 +208,8 @@ impl Service {
     /// Gives a client a delegation of a file that it has opened.
     ///
     /// # Errors
-    /// As [`HeldFiles::delegate`](crate::held_files::HeldFiles::delegate); `Contention` while the file
-    /// is being changed.
+    /// As [`HeldFiles::delegate`](crate::held_files::HeldFiles::delegate); `Contention` while the
+    /// file is being changed.
     pub(crate) async fn delegate(
         &self,
         inode: &Arc<Inode>,
@@ -237,9 +238,9 @@ impl Service {
         }
     }
 
-    /// Flushes and closes idle objects of one device. A file that a client of version 4 has open for
-    /// writing stays so until its lease expires: the client may write it whatever its mode is by then,
-    /// and the server may not open it again. Waits for the disk.
+    /// Flushes and closes idle objects of one device. A file that a client of version 4 has open
+    /// for writing stays so until its lease expires: the client may write it whatever its mode is
+    /// by then, and the server may not open it again. Waits for the disk.
     pub(crate) async fn close_idle(&self, idle: IdleInodes) {
         let (state, now) = (Arc::clone(&self.state), self.now());
         let is_held_for_writing = move |inode: &Inode| state.has_writer(file_id(inode), now);

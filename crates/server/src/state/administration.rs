@@ -46,8 +46,8 @@ impl State {
         reports
     }
 
-    /// Forgets the clients of an address with all they have; returns how many there were. The clients
-    /// notice it by `BADSESSION`, and cannot reclaim anything.
+    /// Forgets the clients of an address with all they have; returns how many there were. The
+    /// clients notice it by `BADSESSION`, and cannot reclaim anything.
     pub(crate) fn forget_peer(&self, peer: IpAddr, step: &mut Step) -> usize {
         let mut table = self.lock();
         let clients: Vec<_> = table.clients.of_peer(peer.to_canonical()).collect();

@@ -1,5 +1,5 @@
-//! The backchannel of a session, RFC 8881 §2.10.3.1: its connections, its slot, and the messages that
-//! wait for the slot.
+//! The backchannel of a session, RFC 8881 §2.10.3.1: its connections, its slot, and the messages
+//! that wait for the slot.
 //!
 //! One slot is enough. A notice is a hint, and a client that misses it repeats its request all the
 //! same. A recall goes to the next connection when one loses it, and is repeated by
@@ -93,8 +93,8 @@ pub(super) struct Backchannel {
     /// What the slot's callback is for.
     at_work: Option<Message>,
     notices: VecDeque<Notice>,
-    /// By their stateids: as many as the client has delegations that are not revoked, and one that was at
-    /// work, at most.
+    /// By their stateids: as many as the client has delegations that are not revoked, and one that
+    /// was at work, at most.
     recalls: BTreeMap<[u8; 12], Recall>,
     wants_probe: bool,
 }
@@ -179,7 +179,8 @@ impl Backchannel {
                     .filter(|bound| bound.connection == callback.connection)
                     .for_each(|bound| bound.is_proved = true);
             }
-            // What waits is no more welcome. Recalls are repeated, and a client repeats its request.
+            // What waits is no more welcome. Recalls are repeated, and a client repeats its
+            // request.
             CallbackEnd::Delayed => {
                 self.is_uncertain = false;
                 self.forget_waiting();

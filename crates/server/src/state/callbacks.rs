@@ -10,15 +10,15 @@ use super::registry::{State, Table};
 use super::session::Session;
 
 impl State {
-    /// Notifies a client over one of its sessions with a backchannel. Returns the callback to be sent
-    /// now, if any. A delegation that has ended is not recalled.
+    /// Notifies a client over one of its sessions with a backchannel. Returns the callback to be
+    /// sent now, if any. A delegation that has ended is not recalled.
     pub(crate) fn notify(
         &self,
         client: ClientId,
         message: Message,
     ) -> Option<(Arc<Session>, Callback)> {
-        // Held until the message is queued: a recall that comes to the queue later than the end of its
-        // delegation would stay there.
+        // Held until the message is queued: a recall that comes to the queue later than the end of
+        // its delegation would stay there.
         let table = self.lock();
         if let Message::Recall(recall) = &message {
             self.delegation(&table, client, &recall.stateid)?.ok()?;

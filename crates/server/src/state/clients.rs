@@ -208,8 +208,8 @@ impl Clients {
         Arc::clone(&self.by_peer[&self.by_id[&id].peer].replies)
     }
 
-    /// The case of an EXCHANGE_ID, numbered as in RFC 8881 §18.35.4. `is_in_use` is whether a client
-    /// has an unexpired lease with sessions or state.
+    /// The case of an EXCHANGE_ID, numbered as in RFC 8881 §18.35.4. `is_in_use` is whether a
+    /// client has an unexpired lease with sessions or state.
     ///
     /// # Errors
     /// `ClidInuse`; for updates `Noent`, `NotSame` and `Perm`.

@@ -10,8 +10,8 @@ use super::registry::{State, Table};
 use super::{DelegationId, Effect, FileId, Step};
 
 impl State {
-    /// Gives a client a read delegation of a file that it has opened for reading. The caller keeps all
-    /// changes from the file meanwhile.
+    /// Gives a client a read delegation of a file that it has opened for reading. The caller keeps
+    /// all changes from the file meanwhile.
     ///
     /// # Errors
     /// See [`NotDelegated`].
@@ -92,16 +92,17 @@ impl State {
         if is_of_file { Ok(()) } else { Err(Status::BadStateid) }
     }
 
-    /// Recalls all delegations of a file, because something conflicts with them; `is_local` is a local
-    /// program's open, for which the kernel waits less long. Those of expired clients end at once.
+    /// Recalls all delegations of a file, because something conflicts with them; `is_local` is a
+    /// local program's open, for which the kernel waits less long. Those of expired clients end at
+    /// once.
     pub(crate) fn recall(&self, file: FileId, is_local: bool, step: &mut Step) {
         let mut table = self.lock();
         let within = if is_local { self.limits.local_recall } else { self.limits.recall };
         self.recall_where(&mut table, file, within, |_| true, step);
     }
 
-    /// Recalls the delegations of a file for which `conflicts` holds of their clients. Returns whether
-    /// any is left.
+    /// Recalls the delegations of a file for which `conflicts` holds of their clients. Returns
+    /// whether any is left.
     pub(super) fn recall_where(
         &self,
         table: &mut Table,
@@ -124,8 +125,8 @@ impl State {
         !left.is_empty()
     }
 
-    /// Sends the recalls that are due, and revokes what was not returned in time. To be called about
-    /// once a second.
+    /// Sends the recalls that are due, and revokes what was not returned in time. To be called
+    /// about once a second.
     pub(super) fn attend_recalls(&self, table: &mut Table, step: &mut Step) {
         for id in table.delegations.recalled() {
             // An expired client that was forgotten in this loop has none left.
@@ -179,8 +180,8 @@ impl State {
         })
     }
 
-    /// Checks the stateid of a READ, WRITE or their like: the user who opened the file, or the status.
-    /// `None` if the stateid is of something else.
+    /// Checks the stateid of a READ, WRITE or their like: the user who opened the file, or the
+    /// status. `None` if the stateid is of something else.
     ///
     /// # Errors
     /// `BadStateid`, also for another file; `DelegRevoked`; `Openmode` for a write.

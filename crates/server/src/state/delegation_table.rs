@@ -1,9 +1,9 @@
 //! Read delegations, RFC 8881 §10.2 to §10.4: while a client holds one, no other opens the file for
 //! writing or changes it before the client has returned it.
 //!
-//! A delegation is held, then recalled when something conflicts with it, and revoked when the client
-//! does not return it in time. A recall is repeated until then, so that it does not matter which
-//! connection loses it. What is revoked stays known until the client has freed it.
+//! A delegation is held, then recalled when something conflicts with it, and revoked when the
+//! client does not return it in time. A recall is repeated until then, so that it does not matter
+//! which connection loses it. What is revoked stays known until the client has freed it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -253,7 +253,8 @@ impl Delegations {
 
 /// A recall is repeated as long as the client has not returned the delegation.
 const REPEAT_AFTER: Duration = Duration::from_secs(2);
-/// A file is not delegated again for so long after a recall: what conflicted is likely to come again.
+/// A file is not delegated again for so long after a recall: what conflicted is likely to come
+/// again.
 const HOLD_OFF: Duration = Duration::from_secs(30);
 /// Files that this is kept in mind for.
 const HELD_OFF_MAX: usize = 4096;

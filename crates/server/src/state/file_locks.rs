@@ -15,8 +15,8 @@ use super::{ExportId, LockId};
 #[derive(Debug, Default)]
 pub(super) struct FileLocks {
     owners: BTreeMap<LockId, Ranges>,
-    /// Grants that the kernel is still asked for: as many as LOCKs are at work. Those of one owner do
-    /// not overlap.
+    /// Grants that the kernel is still asked for: as many as LOCKs are at work. Those of one owner
+    /// do not overlap.
     unconfirmed: Vec<Unconfirmed>,
     waiters: VecDeque<Waiter>,
     /// Owners and grants that were asked for conflicts.
@@ -24,8 +24,8 @@ pub(super) struct FileLocks {
     pub(super) visits: std::cell::Cell<usize>,
 }
 
-/// An owner as its client names it. To a client the same file in two exports is two files, so that its
-/// owners are others in each.
+/// An owner as its client names it. To a client the same file in two exports is two files, so that
+/// its owners are others in each.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Owner {
     pub(super) client: ClientId,
@@ -38,8 +38,8 @@ pub(super) struct Owner {
 struct Unconfirmed {
     owner: LockId,
     range: Range,
-    /// What the owner held there, without what it has unlocked since. The kernel may have it still, so
-    /// it is in the way of others.
+    /// What the owner held there, without what it has unlocked since. The kernel may have it still,
+    /// so it is in the way of others.
     before: Ranges,
 }
 
@@ -143,7 +143,8 @@ impl FileLocks {
         self.unconfirmed.iter().any(|grant| grant.owner == owner && grant.range.overlaps(range))
     }
 
-    /// What the owner held in the range of an unconfirmed grant, without what it has unlocked since.
+    /// What the owner held in the range of an unconfirmed grant, without what it has unlocked
+    /// since.
     pub(super) fn before_grant(&self, owner: LockId, range: Range) -> Option<&Ranges> {
         let is_it = |grant: &&Unconfirmed| grant.owner == owner && grant.range == range;
         self.unconfirmed.iter().find(is_it).map(|grant| &grant.before)
@@ -158,7 +159,8 @@ impl FileLocks {
         before + self.owners.get(&owner).map_or(0, Ranges::len)
     }
 
-    /// Grants a lock that the kernel is to be asked for: [`Self::confirm`] and [`Self::undo`] end it.
+    /// Grants a lock that the kernel is to be asked for: [`Self::confirm`] and [`Self::undo`] end
+    /// it.
     pub(super) fn grant(&mut self, owner: LockId, Piece { range, kind }: Piece) {
         let ranges = self.owners.entry(owner).or_default();
         let before = ranges.within(range);
@@ -166,8 +168,8 @@ impl FileLocks {
         self.unconfirmed.push(Unconfirmed { owner, range, before });
     }
 
-    /// Confirms the grant of a range. Returns what the owner held there, without what it has unlocked
-    /// since.
+    /// Confirms the grant of a range. Returns what the owner held there, without what it has
+    /// unlocked since.
     pub(super) fn confirm(&mut self, owner: LockId, range: Range) -> Ranges {
         let is_it = |grant: &Unconfirmed| grant.owner == owner && grant.range == range;
         let at = self.unconfirmed.iter().position(is_it);
@@ -180,8 +182,9 @@ impl FileLocks {
         self.change(owner, |ranges| ranges.restore(range, &before));
     }
 
-    /// Unlocks a range of an owner, also for the time when its unconfirmed grants are undone. Returns
-    /// what that frees, if any request waits. What was there before a grant is within the grant.
+    /// Unlocks a range of an owner, also for the time when its unconfirmed grants are undone.
+    /// Returns what that frees, if any request waits. What was there before a grant is within the
+    /// grant.
     pub(super) fn unlock(&mut self, owner: LockId, range: Range) -> Freed {
         let held = self.owners.get(&owner).filter(|_| self.has_waiters());
         let freed = held.map(|ranges| ranges.within(range));
@@ -205,9 +208,10 @@ impl FileLocks {
         }
     }
 
-    /// Notes a denied request, once however often it is repeated. `counted` is what a new one holds;
-    /// without it, and when `waiters_max` wait for the file, the client has to poll. Returns whether a
-    /// reservation has ended with that: others may have waited for it, and are to be woken.
+    /// Notes a denied request, once however often it is repeated. `counted` is what a new one
+    /// holds; without it, and when `waiters_max` wait for the file, the client has to poll. Returns
+    /// whether a reservation has ended with that: others may have waited for it, and are to be
+    /// woken.
     pub(super) fn wait(
         &mut self,
         Denied { owner, object, wanted, blocker }: Denied,
@@ -258,9 +262,9 @@ impl FileLocks {
         });
     }
 
-    /// Moves the requests behind all others whose clients have let the reservation lapse, and forgets
-    /// those that were not repeated. Returns whether a reservation has ended: others may have waited
-    /// for it, and are to be woken.
+    /// Moves the requests behind all others whose clients have let the reservation lapse, and
+    /// forgets those that were not repeated. Returns whether a reservation has ended: others may
+    /// have waited for it, and are to be woken.
     pub(super) fn end_reservations(&mut self, now: Duration) -> bool {
         let has_lapsed =
             |waiter: &Waiter| waiter.notified_at.is_some() && !waiter.holds_reservation(now);
@@ -278,7 +282,8 @@ impl FileLocks {
         has_any
     }
 
-    /// The request that `wanted` has to let pass: it waits longer, and its client was just notified.
+    /// The request that `wanted` has to let pass: it waits longer, and its client was just
+    /// notified.
     pub(super) fn reservation(
         &self,
         owner: &Owner,
@@ -292,8 +297,8 @@ impl FileLocks {
         Some((&found.owner, found.wanted))
     }
 
-    /// Ends the wait of a request that was granted. Returns whether a reservation has ended with that,
-    /// as in [`Self::wait`].
+    /// Ends the wait of a request that was granted. Returns whether a reservation has ended with
+    /// that, as in [`Self::wait`].
     pub(super) fn stop_waiting(&mut self, owner: &Owner, range: Range) -> bool {
         let is_granted = |waiter: &Waiter| waiter.owner == *owner && waiter.wanted.range == range;
         let mut granted = self.waiters.iter().filter(|waiter| is_granted(waiter));
@@ -302,8 +307,8 @@ impl FileLocks {
         has_ended
     }
 
-    /// Ends all waits of a client in an export. Returns whether a reservation has ended with that, as
-    /// in [`Self::wait`].
+    /// Ends all waits of a client in an export. Returns whether a reservation has ended with that,
+    /// as in [`Self::wait`].
     pub(super) fn stop_waiting_in(&mut self, client: ClientId, export: ExportId) -> bool {
         let is_of = |owner: &Owner| (owner.client, owner.export) == (client, export);
         let mut ended = self.waiters.iter().filter(|waiter| is_of(&waiter.owner));
@@ -312,12 +317,12 @@ impl FileLocks {
         has_ended
     }
 
-    /// Notices for the owners whose requests can be granted now because of what is freed, in the order
-    /// in which they asked. `lock_of` is the lock state of an owner.
+    /// Notices for the owners whose requests can be granted now because of what is freed, in the
+    /// order in which they asked. `lock_of` is the lock state of an owner.
     ///
-    /// All locks are searched only for a request whose blocker has gone, and then once for all requests
-    /// that the next blocker is in the way of. Otherwise a client that locks and unlocks in turn could
-    /// make each request cost a search.
+    /// All locks are searched only for a request whose blocker has gone, and then once for all
+    /// requests that the next blocker is in the way of. Otherwise a client that locks and unlocks
+    /// in turn could make each request cost a search.
     pub(super) fn wake(
         &mut self,
         freed: &Freed,
@@ -333,8 +338,8 @@ impl FileLocks {
                 ahead.push((waiter.owner.clone(), waiter.wanted));
                 continue;
             }
-            // A client misses a notice at times: one that has let its turn pass gets another with what
-            // is freed, and none when the turn of others has passed.
+            // A client misses a notice at times: one that has let its turn pass gets another with
+            // what is freed, and none when the turn of others has passed.
             let may_be_granted = freed.ranges.overlapping(waiter.wanted.range).next().is_some()
                 || (has_ended && !waiter.has_passed);
             if !may_be_granted {
@@ -359,8 +364,8 @@ impl FileLocks {
         woken
     }
 
-    /// Whether a lock is in the way of a request. `own` is the lock state of its owner, and `blockers`
-    /// are the owners of locks that were found in the way of others.
+    /// Whether a lock is in the way of a request. `own` is the lock state of its owner, and
+    /// `blockers` are the owners of locks that were found in the way of others.
     fn is_blocked(
         &self,
         waiter: &mut Waiter,

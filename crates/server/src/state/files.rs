@@ -476,8 +476,8 @@ impl Files {
         lock.zip(self.locks(file)).is_some_and(|(lock, locks)| locks.is_unconfirmed(lock, range))
     }
 
-    /// Notes a denied request for a file, unless as many as `bounds` allow wait already. Notifies those
-    /// that have waited for it, if it was notified itself.
+    /// Notes a denied request for a file, unless as many as `bounds` allow wait already. Notifies
+    /// those that have waited for it, if it was notified itself.
     pub(super) fn wait(
         &mut self,
         file: FileId,
@@ -500,8 +500,8 @@ impl Files {
         Waiting::count(&self.waiting)
     }
 
-    /// Forgets the requests that their clients have not repeated, and notifies those that have waited
-    /// for others whose clients did not come.
+    /// Forgets the requests that their clients have not repeated, and notifies those that have
+    /// waited for others whose clients did not come.
     pub(super) fn expire_waiters(&mut self, step: &mut Step) {
         if self.waiting() == 0 {
             return;

@@ -1,5 +1,5 @@
-//! The grace period after a restart, RFC 8881 §8.4.2: only clients that held state may have it again,
-//! and no client gets new state.
+//! The grace period after a restart, RFC 8881 §8.4.2: only clients that held state may have it
+//! again, and no client gets new state.
 
 use std::collections::HashMap;
 use std::sync::Arc;

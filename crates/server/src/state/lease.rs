@@ -1,5 +1,5 @@
-//! A client's lease, RFC 8881 §8.3. Its sessions share it, so SEQUENCE renews it without the lock of
-//! [`State`](super::State).
+//! A client's lease, RFC 8881 §8.3. Its sessions share it, so SEQUENCE renews it without the lock
+//! of [`State`](super::State).
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -44,8 +44,8 @@ impl Lease {
         }
     }
 
-    /// Notes a call at work; false if the client is forgotten. Until the call [renews](Self::renew) the
-    /// lease it may still be revoked.
+    /// Notes a call at work; false if the client is forgotten. Until the call [renews](Self::renew)
+    /// the lease it may still be revoked.
     pub(super) fn begin_call(&self) -> bool {
         self.calls.fetch_add(1, Ordering::SeqCst);
         let is_known = self.renewed_at_ms.load(Ordering::SeqCst) != REVOKED;
@@ -75,8 +75,8 @@ impl Lease {
         now.checked_sub(Duration::from_millis(renewed_at))?.checked_sub(length)
     }
 
-    /// Revokes the lease if it ran out. A call that renews it at the same time either does so first, and
-    /// then this is false, or finds the client forgotten.
+    /// Revokes the lease if it ran out. A call that renews it at the same time either does so
+    /// first, and then this is false, or finds the client forgotten.
     pub(super) fn revoke_if_expired(&self, now: Duration, length: Duration) -> bool {
         let renewed_at = self.renewed_at_ms.load(Ordering::SeqCst);
         if self.expired_for(now, length).is_none() {

@@ -18,8 +18,8 @@ pub(crate) struct Limits {
     pub(crate) grace: Duration,
     /// How long an expired client keeps its state if no other needs it.
     pub(crate) courtesy: Duration,
-    /// The same of a client that holds byte-range locks. A local program may wait for them in the kernel,
-    /// of which the server is not notified.
+    /// The same of a client that holds byte-range locks. A local program may wait for them in the
+    /// kernel, of which the server is not notified.
     pub(crate) lock_courtesy: Duration,
     /// Expired clients with state.
     pub(crate) courteous_max: usize,
@@ -57,8 +57,8 @@ pub(crate) struct Limits {
     pub(crate) names_bytes_max: usize,
     /// The names of one address.
     pub(crate) peer_names_bytes_max: usize,
-    /// Blocking requests that wait in all files, or whose notices are under way. The clients of others
-    /// poll.
+    /// Blocking requests that wait in all files, or whose notices are under way. The clients of
+    /// others poll.
     pub(crate) waiters_max: usize,
     /// Blocking requests of one address.
     pub(crate) peer_waiters_max: usize,
@@ -72,7 +72,8 @@ pub(crate) struct Limits {
     pub(crate) recall: Duration,
     /// The same where a local program waits, for which the kernel has a time of its own.
     pub(crate) local_recall: Duration,
-    /// The replies that slots keep, in bytes, beside one for each session. An address has a quarter.
+    /// The replies that slots keep, in bytes, beside one for each session. An address has a
+    /// quarter.
     pub(crate) replies_bytes_max: usize,
     /// The largest fore channel.
     pub(crate) fore: ChannelAttributes,
@@ -129,8 +130,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// So many clients and sessions, of which an address has a quarter. As many opens of one file, so
-    /// that all clients can run one program; of these an address has half.
+    /// So many clients and sessions, of which an address has a quarter. As many opens of one file,
+    /// so that all clients can run one program; of these an address has half.
     pub(crate) fn with_clients(self, clients_max: usize, sessions_max: usize) -> Self {
         let part = |all: usize| (all / PEER_PART).max(PEER_CLIENTS_MIN).min(all);
         let file_opens_max = clients_max.max(FILE_OPENS_MIN);

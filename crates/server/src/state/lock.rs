@@ -72,8 +72,8 @@ impl State {
     ///
     /// # Errors
     /// `Denied`; `Inval` for the range; `BadStateid`, `OldStateid`, `Openmode`; those of
-    /// [`Self::check_claim`], and `ReclaimConflict`; `Delay` for too many locks, while the kernel is
-    /// asked for another lock of the owner that overlaps it, and while a delegation is recalled.
+    /// [`Self::check_claim`], and `ReclaimConflict`; `Delay` for too many locks, while the kernel
+    /// is asked for another lock of the owner that overlaps it, and while a delegation is recalled.
     pub(crate) fn lock_range(
         &self,
         call: &Lock<'_>,
@@ -88,8 +88,8 @@ impl State {
         if !share.allows(Share::of_access(needed)) {
             return Err(Status::Openmode.into());
         }
-        // Locks of a holder of a delegation, which it keeps to itself, exclude no open for writing of a
-        // client that was cut off when the delegation was given.
+        // Locks of a holder of a delegation, which it keeps to itself, exclude no open for writing
+        // of a client that was cut off when the delegation was given.
         let is_other = |holder| holder != call.client;
         let within = self.limits.recall;
         if share.writes() && self.recall_where(&mut table, call.file, within, is_other, step) {
@@ -201,8 +201,8 @@ impl State {
         table.files.ranges(lock).map_or_else(|| vec![range], |ranges| ranges.gaps(range))
     }
 
-    /// LOCKT: whether a lock could be granted. Returns it, and what the owner holds in the file, to ask
-    /// the kernel.
+    /// LOCKT: whether a lock could be granted. Returns it, and what the owner holds in the file, to
+    /// ask the kernel.
     ///
     /// # Errors
     /// `Denied`; `Inval`; `Grace`.
@@ -384,6 +384,6 @@ impl Conflict {
     }
 }
 
-/// A LOCK makes a lock state, and cuts a range into three. Until the kernel has answered, what was there
-/// counts too, and one more.
+/// A LOCK makes a lock state, and cuts a range into three. Until the kernel has answered, what was
+/// there counts too, and one more.
 const LOCK_GROWTH_MAX: usize = 5;

@@ -1,16 +1,17 @@
-//! The state of NFS version 4: clients, sessions, opens, locks, and the grace period, RFC 8881 §2.10,
-//! §8 and §9.
+//! The state of NFS version 4: clients, sessions, opens, locks, and the grace period, RFC 8881
+//! §2.10, §8 and §9.
 //!
-//! Nothing here performs I/O or reads a clock: a [`Step`] brings the time, and takes back the effects
-//! that remain to be performed. The caller performs them in order, without a lock of this module, and
-//! before anything else: before a granted lock is mirrored to the kernel, and before the reply.
+//! Nothing here performs I/O or reads a clock: a [`Step`] brings the time, and takes back the
+//! effects that remain to be performed. The caller performs them in order, without a lock of this
+//! module, and before anything else: before a granted lock is mirrored to the kernel, and before
+//! the reply.
 //!
-//! A client whose lease ran out keeps its state until another client needs it, as a courtesy. Then it
-//! is forgotten as a whole, never in part. A stateid is revoked by itself when its export is not served
-//! any more, and that of a delegation when its client does not return it in time.
+//! A client whose lease ran out keeps its state until another client needs it, as a courtesy. Then
+//! it is forgotten as a whole, never in part. A stateid is revoked by itself when its export is not
+//! served any more, and that of a delegation when its client does not return it in time.
 //!
-//! Locks: one for the sessions by id, one for each session's slots, one for all else. Under the last
-//! one of the others may be taken, and nothing else is waited for under any.
+//! Locks: one for the sessions by id, one for each session's slots, one for all else. Under the
+//! last one of the others may be taken, and nothing else is waited for under any.
 
 mod administration;
 mod backchannel;
@@ -127,8 +128,8 @@ pub(crate) struct CreatedSession {
 /// What remains to be done after a change of the state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// Records have to change: perform [`State::record_changes`]. A client's record must be on the disk
-    /// before its first state, and gone before others get what it lost.
+    /// Records have to change: perform [`State::record_changes`]. A client's record must be on the
+    /// disk before its first state, and gone before others get what it lost.
     Records,
     /// An open ended: it pins its file no longer in the export.
     Unpin { file: FileId, export: ExportId },

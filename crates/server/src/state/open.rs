@@ -46,12 +46,13 @@ pub(crate) struct Opened {
 pub(crate) enum IoState {
     /// The file was opened for it by this user, and permission was decided then.
     Opened,
-    /// Permission is still to be checked: the stateid is special, that of another user's open, or that
-    /// of an open for writing alone in a READ.
+    /// Permission is still to be checked: the stateid is special, that of another user's open, or
+    /// that of an open for writing alone in a READ.
     Unchecked,
 }
 
-/// Room for one open of a client, of a file that is still to be made. It is given back when this is dropped.
+/// Room for one open of a client, of a file that is still to be made. It is given back when this is
+/// dropped.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct OpenRoom<'a> {
@@ -65,9 +66,9 @@ impl State {
     /// anything.
     ///
     /// # Errors
-    /// For a reclaim, `NoGrace` without a grace period or after RECLAIM_COMPLETE, and `ReclaimBad` for a
-    /// client without a record. Otherwise `Grace` in the grace period and before RECLAIM_COMPLETE.
-    /// `Badsession` if the client was forgotten meanwhile.
+    /// For a reclaim, `NoGrace` without a grace period or after RECLAIM_COMPLETE, and `ReclaimBad`
+    /// for a client without a record. Otherwise `Grace` in the grace period and before
+    /// RECLAIM_COMPLETE. `Badsession` if the client was forgotten meanwhile.
     pub(crate) fn check_claim(&self, client: ClientId, is_reclaim: bool) -> Result<(), Status> {
         self.lock().check_claim(client, is_reclaim)
     }
@@ -137,8 +138,8 @@ impl State {
         Ok(Opened { stateid, is_new, before })
     }
 
-    /// Takes back an OPEN that has failed after all, RFC 8881 §8.2.2: neither the share nor the seqid
-    /// changes. Does nothing when another call has changed or ended the open since.
+    /// Takes back an OPEN that has failed after all, RFC 8881 §8.2.2: neither the share nor the
+    /// seqid changes. Does nothing when another call has changed or ended the open since.
     pub(crate) fn undo_open(
         &self,
         client: ClientId,
@@ -279,8 +280,9 @@ impl State {
         Ok(Stateid::INVALID)
     }
 
-    /// Revokes the opens of files in exports that are not served any more, with the locks below them,
-    /// and their delegations. Their clients find the filehandles stale, and SEQUENCE reports it.
+    /// Revokes the opens of files in exports that are not served any more, with the locks below
+    /// them, and their delegations. Their clients find the filehandles stale, and SEQUENCE reports
+    /// it.
     pub(crate) fn release_files(&self, files: &[(FileId, ExportId)], step: &mut Step) {
         let mut table = self.lock();
         let opens = files.iter().flat_map(|(file, export)| table.files.opens_in(*file, *export));
@@ -313,13 +315,12 @@ impl State {
         }
     }
 
-    /// Checks the stateid of READ, WRITE, SETATTR of the size and their like, RFC 8881 §8.2.5 and §9.1.2,
-    /// by a user.
-    /// The current stateid has to be replaced before.
+    /// Checks the stateid of READ, WRITE, SETATTR of the size and their like, RFC 8881 §8.2.5 and
+    /// §9.1.2, by a user. The current stateid has to be replaced before.
     ///
     /// # Errors
-    /// `BadStateid`, `OldStateid`, `DelegRevoked`; `Openmode`; for special stateids `Grace`, and `Locked`
-    /// when an open denies the access.
+    /// `BadStateid`, `OldStateid`, `DelegRevoked`; `Openmode`; for special stateids `Grace`, and
+    /// `Locked` when an open denies the access.
     pub(crate) fn check_io(
         &self,
         client: ClientId,

@@ -78,8 +78,8 @@ impl Piece {
 /// Ranges that do not overlap; neighbours of one kind are one range.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ranges {
-    /// The last byte of each piece by its first. Apart, so that a search for exclusive pieces passes
-    /// over no shared ones, however many there are.
+    /// The last byte of each piece by its first. Apart, so that a search for exclusive pieces
+    /// passes over no shared ones, however many there are.
     shared: BTreeMap<u64, u64>,
     exclusive: BTreeMap<u64, u64>,
 }

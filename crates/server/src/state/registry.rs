@@ -134,8 +134,8 @@ impl State {
         sessions.get(&id).cloned().ok_or(Status::Badsession)
     }
 
-    /// DESTROY_SESSION, RFC 8881 §18.37. Its calls at work go on. The id is a secret of the client, so
-    /// the principal does not matter.
+    /// DESTROY_SESSION, RFC 8881 §18.37. Its calls at work go on. The id is a secret of the client,
+    /// so the principal does not matter.
     ///
     /// # Errors
     /// `Badsession`.
@@ -170,8 +170,8 @@ impl State {
         Ok(())
     }
 
-    /// BIND_CONN_TO_SESSION, RFC 8881 §18.34, for the backchannel; returns whether it is bound. The fore
-    /// channel takes calls from any connection.
+    /// BIND_CONN_TO_SESSION, RFC 8881 §18.34, for the backchannel; returns whether it is bound. The
+    /// fore channel takes calls from any connection.
     ///
     /// # Errors
     /// `Badsession`.
@@ -189,8 +189,8 @@ impl State {
         sessions.values().for_each(|session| session.unbind(connection));
     }
 
-    /// RECLAIM_COMPLETE, RFC 8881 §18.51: from now on the client may have new state. `is_one_fs` is for
-    /// migration and changes nothing.
+    /// RECLAIM_COMPLETE, RFC 8881 §18.51: from now on the client may have new state. `is_one_fs` is
+    /// for migration and changes nothing.
     ///
     /// # Errors
     /// `CompleteAlready`; `Badsession` if the client was forgotten meanwhile.
@@ -219,8 +219,8 @@ impl State {
         Ok(())
     }
 
-    /// The changes of records that are still to be performed. One thread at a time performs them and
-    /// calls [`Self::records_changed`].
+    /// The changes of records that are still to be performed. One thread at a time performs them
+    /// and calls [`Self::records_changed`].
     pub(crate) fn record_changes(&self) -> Vec<RecordChange> {
         self.lock().records.values().cloned().collect()
     }
@@ -235,8 +235,8 @@ impl State {
         }
     }
 
-    /// Forgets what is due, and ends the grace period when its time is over. To be called about once a
-    /// second.
+    /// Forgets what is due, and ends the grace period when its time is over. To be called about
+    /// once a second.
     pub(crate) fn expire(&self, step: &mut Step) {
         let mut table = self.lock();
         let mut expired: Vec<_> = table
@@ -309,9 +309,9 @@ impl State {
         has_forgotten
     }
 
-    /// Forgets all clients that have expired, because others need the room. Looks at every client, so
-    /// it does nothing within [`SEARCH_PERIOD`] of the last time: a bound that is reached costs all
-    /// calls the same, however many fail at it.
+    /// Forgets all clients that have expired, because others need the room. Looks at every client,
+    /// so it does nothing within [`SEARCH_PERIOD`] of the last time: a bound that is reached costs
+    /// all calls the same, however many fail at it.
     pub(super) fn forget_all_expired(&self, table: &mut Table, step: &mut Step) {
         if step.now < table.next_search {
             return;
@@ -344,10 +344,10 @@ impl State {
         }
     }
 
-    /// Makes room for a client of an address, without a search through the others: it takes the place
-    /// of the client that waits longest to be confirmed, at the address's own bound one of the address,
-    /// at the bound of all any. Then the expired make room, at the bound of all; those without state
-    /// have left by [`Self::expire`].
+    /// Makes room for a client of an address, without a search through the others: it takes the
+    /// place of the client that waits longest to be confirmed, at the address's own bound one of
+    /// the address, at the bound of all any. Then the expired make room, at the bound of all; those
+    /// without state have left by [`Self::expire`].
     fn make_room_for_client(
         &self,
         table: &mut Table,
@@ -395,7 +395,8 @@ impl State {
 }
 
 impl Table {
-    /// Ends the grace period when it is time. The clients that have not reclaimed lose their records.
+    /// Ends the grace period when it is time. The clients that have not reclaimed lose their
+    /// records.
     fn end_grace(&mut self, now: Duration) {
         for owner in self.grace.end(now).unwrap_or_default() {
             self.clients.forget_records(&owner);
@@ -416,8 +417,8 @@ impl Table {
         }
     }
 
-    /// Whether the clients at the address of this one have `peer_max` of something together, of which
-    /// all clients have `all`. Summed up only when all have as much.
+    /// Whether the clients at the address of this one have `peer_max` of something together, of
+    /// which all clients have `all`. Summed up only when all have as much.
     pub(super) fn is_peer_full(
         &self,
         client: ClientId,
@@ -429,8 +430,8 @@ impl Table {
         all >= peer_max && own().sum::<usize>() >= peer_max
     }
 
-    /// To be called with every grant: the state may have belonged to a client whose record is still on
-    /// the disk.
+    /// To be called with every grant: the state may have belonged to a client whose record is still
+    /// on the disk.
     pub(super) fn settle_records(&self, step: &mut Step) {
         if !self.records.is_empty() {
             step.effects.push(Effect::Records);

@@ -1,11 +1,11 @@
-//! The memory for the replies that slots keep: what all sessions have of it, and the sessions of one
-//! address.
+//! The memory for the replies that slots keep: what all sessions have of it, and the sessions of
+//! one address.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A number of bytes that sessions share. The first slot of a session has its reply beside it, so that
-/// no session is without.
+/// A number of bytes that sessions share. The first slot of a session has its reply beside it, so
+/// that no session is without.
 #[derive(Debug)]
 pub(super) struct ReplyBudget {
     bytes_max: usize,

@@ -1,5 +1,5 @@
-//! Opens and lock states that were ended without their clients: a reload has taken their export away.
-//! Their stateids stay known until the clients have freed them (RFC 8881 §8.5).
+//! Opens and lock states that were ended without their clients: a reload has taken their export
+//! away. Their stateids stay known until the clients have freed them (RFC 8881 §8.5).
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;

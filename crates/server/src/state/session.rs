@@ -99,14 +99,15 @@ impl Session {
         self.lock().backchannel.connection()
     }
 
-    /// SEQUENCE, RFC 8881 §18.46: decides on a call. One that runs or is replayed renews the client's
-    /// lease. `digest` is a hash of the credential and the arguments without the data of WRITE: a
-    /// slot's number with another digest is another call.
+    /// SEQUENCE, RFC 8881 §18.46: decides on a call. One that runs or is replayed renews the
+    /// client's lease. `digest` is a hash of the credential and the arguments without the data of
+    /// WRITE: a slot's number with another digest is another call.
     ///
     /// # Errors
-    /// `Badsession`, and those of slots: `Badslot`, `BadHighSlot`, `SeqMisordered`, `SeqFalseRetry`,
-    /// `RetryUncachedRep`, and `Delay` for a copy of a call that is at work for another connection, or
-    /// without room for a reply that must be kept, beyond the slots that the session should use.
+    /// `Badsession`, and those of slots: `Badslot`, `BadHighSlot`, `SeqMisordered`,
+    /// `SeqFalseRetry`, `RetryUncachedRep`, and `Delay` for a copy of a call that is at work for
+    /// another connection, or without room for a reply that must be kept, beyond the slots that the
+    /// session should use.
     pub(crate) fn begin(
         self: &Arc<Self>,
         call: &Sequence,
@@ -154,8 +155,8 @@ impl Session {
         }
     }
 
-    /// Binds a connection to the backchannel, unless its callbacks cannot be sent; returns whether it
-    /// did.
+    /// Binds a connection to the backchannel, unless its callbacks cannot be sent; returns whether
+    /// it did.
     ///
     /// # Errors
     /// `Badsession`.
@@ -264,7 +265,8 @@ impl Running {
         self.is_cached
     }
 
-    /// Frees the slot, keeps the body of the reply if the client asked for it, and renews the lease.
+    /// Frees the slot, keeps the body of the reply if the client asked for it, and renews the
+    /// lease.
     pub(crate) fn complete(mut self, body: &[u8], now: Duration) {
         let bytes_max = usize::try_from(self.session.fore.cached_bytes_max).unwrap_or(usize::MAX);
         let is_kept = self.is_cached && body.len() <= bytes_max;

@@ -51,8 +51,8 @@ impl Share {
     }
 }
 
-/// The shares that an owner's OPENs of a file have asked for. OPEN_DOWNGRADE may return to a union of
-/// some of them (RFC 8881 §18.18.3).
+/// The shares that an owner's OPENs of a file have asked for. OPEN_DOWNGRADE may return to a union
+/// of some of them (RFC 8881 §18.18.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Modes {
     /// One bit for each combination of access and deny.

@@ -47,7 +47,8 @@ struct Slot {
     /// Of the last call that began; zero before the first.
     sequence: SequenceId,
     content: Content,
-    /// Room for replies, taken by the first call whose reply is to be kept. The first slot needs none.
+    /// Room for replies, taken by the first call whose reply is to be kept. The first slot needs
+    /// none.
     room: Option<ReplyRoom>,
     /// That of the target in the last reply; `None` if that did not reach the client.
     generation: Option<u64>,
@@ -80,12 +81,13 @@ impl Slots {
     }
 
     /// Decides on a call by its slot and sequence number. `digest` is that of its credential and
-    /// arguments; `room` takes room for a reply, and is called before a call whose reply must be kept.
+    /// arguments; `room` takes room for a reply, and is called before a call whose reply must be
+    /// kept.
     ///
     /// # Errors
     /// `Badslot`, `BadHighSlot`, `SeqMisordered`; `SeqFalseRetry` for other arguments under a used
-    /// number; `RetryUncachedRep`; `Delay` for a call that is at work for another connection, and when
-    /// there is no room for the reply.
+    /// number; `RetryUncachedRep`; `Delay` for a call that is at work for another connection, and
+    /// when there is no room for the reply.
     pub(super) fn begin(
         &mut self,
         call: &Sequence,
@@ -158,14 +160,15 @@ impl Slots {
         let known = slot.generation.replace(self.generation);
         // Calls are not begun in the order in which they were sent: one that was sent before its
         // client knew of the target does not count the slots used since. The next call on a slot is
-        // sent when the reply to the last one is there, and within a generation the target only rises.
+        // sent when the reply to the last one is there, and within a generation the target only
+        // rises.
         if known == Some(self.generation) && target.0 + 1 < self.slots_max {
             self.forget_replies_behind(target.max(call.highest_slot));
         }
     }
 
-    /// Forgets the replies of slots behind `last`, and gives their room back. Their sequence numbers
-    /// stay, because the client goes on counting.
+    /// Forgets the replies of slots behind `last`, and gives their room back. Their sequence
+    /// numbers stay, because the client goes on counting.
     fn forget_replies_behind(&mut self, last: SlotId) {
         for slot in self.slots.iter_mut().skip(index(last) + 1) {
             if let Content::Done { reply, .. } = &mut slot.content {

@@ -1,4 +1,5 @@
-//! The state as a whole: what clients see of it, and random sequences of everything against a model.
+//! The state as a whole: what clients see of it, and random sequences of everything against a
+//! model.
 
 use std::net::IpAddr;
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! Followers: readers of events as they happen, each with a queue of its own.
 //!
 //! An event never waits for a follower. One that does not fit into the queue is lost to that
-//! follower, and counted. A follower of slow calls alone gets the events of a call when the call has
-//! lasted long enough: until then they are held.
+//! follower, and counted. A follower of slow calls alone gets the events of a call when the call
+//! has lasted long enough: until then they are held.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -18,7 +18,8 @@ use crate::moment::Moment;
 
 /// Followers at a time.
 pub(crate) const FOLLOWERS_MAX: usize = 8;
-/// Events in the queue of a follower, as many that it has taken and not sent, and as many that are held.
+/// Events in the queue of a follower, as many that it has taken and not sent, and as many that are
+/// held.
 const QUEUE_MAX: usize = 1024;
 /// How often a follower of slow calls looks for those in progress, at most and at least.
 const LOOK_AFTER: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
@@ -33,8 +34,8 @@ pub(crate) const FOLLOWERS_BYTES_MAX: usize =
 pub(crate) struct Filter {
     pub(crate) client: Option<IpAddr>,
     pub(crate) export_id: Option<u32>,
-    /// The hashes of the handles of one object, which has one in each export that contains it. Those
-    /// of all objects if there is none.
+    /// The hashes of the handles of one object, which has one in each export that contains it.
+    /// Those of all objects if there is none.
     pub(crate) fh_hashes: Vec<u32>,
     pub(crate) xid: Option<u32>,
     /// The least time from a call's last byte to its reply.

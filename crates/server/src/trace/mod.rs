@@ -1,11 +1,11 @@
-//! Trace events: the steps of one READ, WRITE, COMMIT or listing, and the start and end of each call,
-//! as lines on standard error.
+//! Trace events: the steps of one READ, WRITE, COMMIT or listing, and the start and end of each
+//! call, as lines on standard error.
 //!
 //! An event has the name, fields and field order of the Linux NFS server's trace point (mainline's
 //! `fs/nfsd/trace.h`), without the prefix `nfsd_`, so one script can parse both. Mainline has no
 //! counterpart of `read_vector_dio`, which was proposed on its mailing list and not merged, nor of
-//! `read_ahead`, `write_split`, `readdir_enter`, `readdir_exit`, `call_start` and `call_done`, which
-//! are Spillway's.
+//! `read_ahead`, `write_split`, `readdir_enter`, `readdir_exit`, `call_start` and `call_done`,
+//! which are Spillway's.
 //!
 //! An event goes to the standard error if it is [printed](Tracer::set), to each command that
 //! [follows](Tracer::follow) it, and to the static [`probes`]. One that is used by none costs two
@@ -134,8 +134,8 @@ impl Tracer {
         self.on.events().contains(event) || io::probe::is_attached()
     }
 
-    /// Records `event`, and reports it if it is on: the call it belongs to, `len` bytes at `offset`, and more fields.
-    /// What `detail` borrows is computed before.
+    /// Records `event`, and reports it if it is on: the call it belongs to, `len` bytes at
+    /// `offset`, and more fields. What `detail` borrows is computed before.
     #[inline]
     pub(crate) fn emit<'a>(
         &self,

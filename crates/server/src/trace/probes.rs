@@ -5,9 +5,10 @@ use io::{WidenedRead, probe};
 use super::{CallEnd, CallId, Detail, Event};
 
 /// Fires the probe of an event. The arguments are `xid`, `fh_hash`, `offset` and `len`, and of an
-/// event that ends a call `status` and `count`. As bpftrace takes six, those of `read_vector_dio` are
-/// `xid`, `fh_hash`, `start`, `start_extra`, `end` and `end_extra`, which give the range, and those of
-/// `call_done` `xid`, `fh_hash`, the address and length of the procedure's name, `status` and `latency_us`.
+/// event that ends a call `status` and `count`. As bpftrace takes six, those of `read_vector_dio`
+/// are `xid`, `fh_hash`, `start`, `start_extra`, `end` and `end_extra`, which give the range, and
+/// those of `call_done` `xid`, `fh_hash`, the address and length of the procedure's name, `status`
+/// and `latency_us`.
 pub(super) fn fire(event: Event, call: &CallId, (offset, len): (u64, u64), detail: &Detail<'_>) {
     let (xid, hash) = (u64::from(call.xid), u64::from(call.fh_hash));
     let (status, count) = match detail {

@@ -1,8 +1,8 @@
 //! The flight recorder: what the last calls did, whether or not anything was traced.
 //!
 //! Each thread writes to the ring of its stripe. A record is written twice, when a call arrives and
-//! when it ends, and each I/O event between them sets a bit, so that a call in progress is
-//! in it too. All words are atomic. By the first one a reader, and a writer whose call was overtaken by a
+//! when it ends, and each I/O event between them sets a bit, so that a call in progress is in it
+//! too. All words are atomic. By the first one a reader, and a writer whose call was overtaken by a
 //! whole ring of others, detect that the record is another call's by now.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};

@@ -97,8 +97,9 @@ impl Vfs {
     /// when applied after it; a failure leaves the earlier ones done, as the RFC allows.
     ///
     /// # Errors
-    /// `Stale`, `Delegated`, `ReadOnly`, `NotSync` (the guard), `NotOwner`, `Access`, `Invalid`, `IsDirectory` and
-    /// `TooLarge` (the length), `NotSupported` (the mode of a symbolic link), `NoSpace`, `Quota`, `Io`.
+    /// `Stale`, `Delegated`, `ReadOnly`, `NotSync` (the guard), `NotOwner`, `Access`, `Invalid`,
+    /// `IsDirectory` and `TooLarge` (the length), `NotSupported` (the mode of a symbolic link),
+    /// `NoSpace`, `Quota`, `Io`.
     pub(crate) async fn setattr(
         &self,
         caller: &Caller,
@@ -194,8 +195,8 @@ fn check(caller: &Caller, before: &LiveAttributes, guard: Option<Timestamp>) -> 
     if guard.is_none_or(|guard| guard == before.ctime) { Ok(()) } else { Err(Status::NotSync) }
 }
 
-/// Applies all but the length of a change that was checked, as the identity of this thread, and notes
-/// what is done.
+/// Applies all but the length of a change that was checked, as the identity of this thread, and
+/// notes what is done.
 pub(super) fn apply(
     fd: BorrowedFd<'_>,
     change: &AttributeChange,

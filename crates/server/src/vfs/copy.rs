@@ -54,8 +54,8 @@ pub(crate) struct CopyEnd<'a> {
 }
 
 impl Vfs {
-    /// SEEK, RFC 7862 §15.11. Returns where the next data or hole begins, and whether that is the end
-    /// of the file.
+    /// SEEK, RFC 7862 §15.11. Returns where the next data or hole begins, and whether that is the
+    /// end of the file.
     ///
     /// # Errors
     /// `NoDevice` beyond the end of the file, and when there is no more data; those of READ.
@@ -118,11 +118,12 @@ impl Vfs {
         self.change_data(caller, object, (file, change), (writer, pages), work).await
     }
 
-    /// CLONE, RFC 7862 §15.13: reads as the caller of the source, writes as that of the destination.
+    /// CLONE, RFC 7862 §15.13: reads as the caller of the source, writes as that of the
+    /// destination.
     ///
     /// # Errors
-    /// `Invalid` for ranges that overlap or are not aligned to the blocks of the file system, or that
-    /// end behind the source; `CrossDevice`, `NotSupported`, and those of READ and WRITE.
+    /// `Invalid` for ranges that overlap or are not aligned to the blocks of the file system, or
+    /// that end behind the source; `CrossDevice`, `NotSupported`, and those of READ and WRITE.
     pub(crate) async fn clone_range(
         &self,
         source: CopyEnd<'_>,
@@ -295,8 +296,8 @@ fn check_apart(source: &Inode, destination: &Inode, range: CopyRange) -> Result<
     if source.lock.is(&destination.lock) && !is_apart { Err(Status::Invalid) } else { Ok(()) }
 }
 
-/// The pages of both ranges. Of two files the one with the lower rank comes first, so that two copies
-/// in opposite directions do not wait for each other.
+/// The pages of both ranges. Of two files the one with the lower rank comes first, so that two
+/// copies in opposite directions do not wait for each other.
 async fn lock_pages(
     source: &Arc<Inode>,
     destination: &Permitted<Writing>,

@@ -46,9 +46,10 @@ impl Vfs {
         }
     }
 
-    /// Opens a file for writing again that was not written for a while, before a change of its mode may
-    /// forbid that to a server without privileges: clients that have it open go on writing. To be
-    /// called within that change, which is one of [`Changing::Data`](crate::inode_cache::Changing::Data).
+    /// Opens a file for writing again that was not written for a while, before a change of its mode
+    /// may forbid that to a server without privileges: clients that have it open go on writing. To
+    /// be called within that change, which is one of
+    /// [`Changing::Data`](crate::inode_cache::Changing::Data).
     pub(super) async fn keep_writable(&self, file: &Arc<Inode>) {
         if !file.is_closed_for_writing() {
             return;

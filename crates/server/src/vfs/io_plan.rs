@@ -16,8 +16,8 @@ pub(super) const STREAM_BYTES_MIN: u64 = 8 * 1024 * 1024;
 /// that the kernel begins to reclaim.
 const FREE_PART: u64 = 32;
 
-/// From here on the kernel keeps a disk busy by itself. Cold READs of 47,008 bytes that it read ahead,
-/// 8 in flight: with `read_ahead_kb` 128 982 MiB/s, 512 1,569, 2,560 1,646 (XFS, Linux 6.18;
+/// From here on the kernel keeps a disk busy by itself. Cold READs of 47,008 bytes that it read
+/// ahead, 8 in flight: with `read_ahead_kb` 128 982 MiB/s, 512 1,569, 2,560 1,646 (XFS, Linux 6.18;
 /// `spillway bench io`). READs of 1 MiB are long enough themselves: decision
 /// `2026-11-28-cold-reads-in-file-order.md`.
 const KERNEL_READ_AHEAD_BYTES_MIN: u64 = 512 * 1024;
@@ -107,8 +107,8 @@ impl Room {
 }
 
 impl ReadFrom {
-    /// For a READ under [`ReadPlan::CacheIfReread`] that the page cache did not have, or was not looked
-    /// at for. `is_reread`: the range was read not long ago.
+    /// For a READ under [`ReadPlan::CacheIfReread`] that the page cache did not have, or was not
+    /// looked at for. `is_reread`: the range was read not long ago.
     pub(super) fn of_absent(looks_in_cache: bool, is_reread: bool) -> Self {
         if looks_in_cache && is_reread {
             Self::Cache(CachedWhy::ReadAgain)
@@ -149,8 +149,8 @@ pub(super) enum WritePlan {
     Cached(KeptWhy),
     /// Through the page cache and the write-behind window.
     Window(WindowWhy),
-    /// Whole pages past the page cache, ragged ends through the window. As `Window(NoDirect)` if the
-    /// file does no direct I/O.
+    /// Whole pages past the page cache, ragged ends through the window. As `Window(NoDirect)` if
+    /// the file does no direct I/O.
     Split,
 }
 
@@ -420,8 +420,8 @@ mod tests {
     }
 
     proptest! {
-        /// Only `auto` depends on memory, and it never fills memory that is in use, except with what
-        /// is read again.
+        /// Only `auto` depends on memory, and it never fills memory that is in use, except with
+        /// what is read again.
         #[test]
         fn reads_stay_in_the_cache_by_mode_or_in_free_memory(facts in any_read(), is_reread: bool) {
             let Room { uncached_bytes, free_bytes, .. } = facts.room;
@@ -467,7 +467,8 @@ mod tests {
             }
         }
 
-        /// Data past the page cache only in `direct`; data left in it only in `buffered` and `auto`.
+        /// Data past the page cache only in `direct`; data left in it only in `buffered` and
+        /// `auto`.
         #[test]
         fn writes_go_where_their_mode_allows(facts in any_write()) {
             match facts.plan() {

@@ -237,8 +237,8 @@ impl Vfs {
         self.inode_cache.tick()
     }
 
-    /// Flushes and closes idle objects of one device; those that `is_held_for_writing` names stay open
-    /// for writing while they are used. Waits for the disk.
+    /// Flushes and closes idle objects of one device; those that `is_held_for_writing` names stay
+    /// open for writing while they are used. Waits for the disk.
     pub(crate) async fn close_idle(
         &self,
         idle: IdleInodes,
@@ -247,8 +247,8 @@ impl Vfs {
         self.inode_cache.give_up(idle, &self.engine, is_held_for_writing).await;
     }
 
-    /// Objects that no call uses: a list for each device, for [`Self::close_unlinked`]. To be called
-    /// once a second; does not block.
+    /// Objects that no call uses: a list for each device, for [`Self::close_unlinked`]. To be
+    /// called once a second; does not block.
     #[must_use]
     pub(crate) fn unused(&self) -> Vec<UnusedInodes> {
         self.inode_cache.unused()
@@ -384,8 +384,8 @@ impl Vfs {
         result
     }
 
-    /// Begins to time phases of a call of this kind for an export, and for the client whose call is at
-    /// work: of a batch of WRITEs, the one that performs it.
+    /// Begins to time phases of a call of this kind for an export, and for the client whose call is
+    /// at work: of a batch of WRITEs, the one that performs it.
     fn timer<'a>(&'a self, root: &'a ExportRoot, kind: CallKind) -> PhaseTimer<'a> {
         PhaseTimer::start(&self.counters, &root.counters, io::Share::current_client, kind)
     }
@@ -417,8 +417,8 @@ impl Vfs {
         Box::pin(self.with_descriptors(device, attempt)).await
     }
 
-    /// The open object behind a handle, and a change of it for a caller that has it to itself and may
-    /// give it `lengths`.
+    /// The open object behind a handle, and a change of it for a caller that has it to itself and
+    /// may give it `lengths`.
     ///
     /// # Errors
     /// `Stale` when it is gone; `Delegated`.
@@ -462,12 +462,12 @@ impl Vfs {
         self.make_durable(file, Flush::All, failures, CallKind::Other).await
     }
 
-    /// Makes a change of `file` durable by a flush. `failures` counts the file's failed flushes from
-    /// before the change.
+    /// Makes a change of `file` durable by a flush. `failures` counts the file's failed flushes
+    /// from before the change.
     ///
     /// # Errors
-    /// As [`Inode::flush`]. `Io` also if a flush of another call has failed since: it may have lost the
-    /// change, which this flush does not report.
+    /// As [`Inode::flush`]. `Io` also if a flush of another call has failed since: it may have lost
+    /// the change, which this flush does not report.
     async fn make_durable(
         &self,
         file: &Arc<Inode>,

@@ -386,10 +386,10 @@ fn begin_directory(alone: Alone, directory: &Inode) -> Result<Change, Status> {
     Ok(change)
 }
 
-/// Looks a name up as far as the kernel has it in memory: waits for nothing. Only for a caller who is
-/// known to be permitted; the kernel decides on all else. The attributes are the directory's before
-/// it. A descriptor without an object may be the last of a removed file, and is to be closed where
-/// that may wait for the disk; another one is as long as the object is open.
+/// Looks a name up as far as the kernel has it in memory: waits for nothing. Only for a caller who
+/// is known to be permitted; the kernel decides on all else. The attributes are the directory's
+/// before it. A descriptor without an object may be the last of a removed file, and is to be closed
+/// where that may wait for the disk; another one is as long as the object is open.
 fn find_in_memory(
     caller: &Caller,
     directory: &Inode,

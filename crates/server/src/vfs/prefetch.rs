@@ -1,5 +1,5 @@
-//! Sequential READs through the page cache that wait for the disk: what comes next is read into it, so
-//! that the kernel reads further ahead by itself.
+//! Sequential READs through the page cache that wait for the disk: what comes next is read into it,
+//! so that the kernel reads further ahead by itself.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -16,8 +16,8 @@ use crate::counters::Counter;
 use crate::inode_cache::{Permitted, Reading};
 use crate::trace::{CallId, Event, Tracer};
 
-/// Runs of one client on one device at a time, at work or queued. Each holds a data thread. A client may
-/// have three quarters of 44 of these by default, and its READs need most of them.
+/// Runs of one client on one device at a time, at work or queued. Each holds a data thread. A
+/// client may have three quarters of 44 of these by default, and its READs need most of them.
 const CLIENT_RUNS_MAX: usize = 8;
 
 /// The runs of each client on each device. Beyond the bound, READs would wait in the client's queue
@@ -61,8 +61,8 @@ impl Drop for Permit {
 }
 
 impl Vfs {
-    /// Whether READs like this one are read ahead of here: not where the kernel does that, it is switched
-    /// off, or data does not stay in the page cache and would be read twice.
+    /// Whether READs like this one are read ahead of here: not where the kernel does that, it is
+    /// switched off, or data does not stay in the page cache and would be read twice.
     pub(super) fn prefetches(&self, read: &Read<'_>) -> bool {
         let root = read.file.root();
         let is_on = read.policy.read_ahead && self.switches.read_ahead();
@@ -70,8 +70,8 @@ impl Vfs {
         is_on && stays && !kernel_reads_ahead(read.kernel_reads_bytes())
     }
 
-    /// Has a data thread read what the stream of this READ, which waited for the disk, needs next. That
-    /// is optional work: nothing waits for it, and errors are left to the READs of the range.
+    /// Has a data thread read what the stream of this READ, which waited for the disk, needs next.
+    /// That is optional work: nothing waits for it, and errors are left to the READs of the range.
     pub(super) fn prefetch(&self, read: &Read<'_>) {
         let prefetch = &read.file.data().prefetch;
         let run = prefetch.note(read.range, read.attributes.size, Instant::now());

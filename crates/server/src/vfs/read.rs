@@ -1,9 +1,9 @@
 //! READ.
 //!
 //! [`Vfs::read`] answers from the page cache where the plan of the export's mode is that data stays
-//! there; otherwise from the first of these that has the range: chunks that were read ahead, the page
-//! cache (without waiting), the disk. The steps: facts and plan (`io_plan`), acquire what the plan
-//! needs, perform (`read_data`).
+//! there; otherwise from the first of these that has the range: chunks that were read ahead, the
+//! page cache (without waiting), the disk. The steps: facts and plan (`io_plan`), acquire what the
+//! plan needs, perform (`read_data`).
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -60,12 +60,13 @@ enum Tried {
 }
 
 impl Vfs {
-    /// READ of an object that is [held](Self::hold), RFC 1813 §3.3.6. Reads at most `count` bytes (clamped to `transfer_bytes_max`) at
-    /// `offset`; short only at the end of the file, and then `eof`.
+    /// READ of an object that is [held](Self::hold), RFC 1813 §3.3.6. Reads at most `count` bytes
+    /// (clamped to `transfer_bytes_max`) at `offset`; short only at the end of the file, and then
+    /// `eof`.
     ///
     /// # Errors
-    /// `Stale`, `IsDirectory`, `Invalid` (no regular file), `Access`, `Io`, `Delay` (cut and grown all
-    /// the time).
+    /// `Stale`, `IsDirectory`, `Invalid` (no regular file), `Access`, `Io`, `Delay` (cut and grown
+    /// all the time).
     pub(crate) async fn read(
         &self,
         caller: &Caller,
@@ -246,8 +247,8 @@ impl Vfs {
         Ok(Source::DropBehind)
     }
 
-    /// Notes that the range is read, and returns whether it was read before while the disk has delivered
-    /// no more than half of the memory since.
+    /// Notes that the range is read, and returns whether it was read before while the disk has
+    /// delivered no more than half of the memory since.
     fn note_and_check_reread(&self, read: &Read<'_>) -> bool {
         let horizon = self.memory.total_bytes() / 2;
         let clock = self.uncached_bytes.fetch_add(read.range.len(), Ordering::Relaxed);

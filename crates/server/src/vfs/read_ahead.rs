@@ -178,7 +178,8 @@ impl FillJob {
                 return source.file.root().io_support.note_no_watch(source.file.root().id, &error);
             }
         };
-        // A page may be stored to behind a read through the page cache, and be clean again after it.
+        // A page may be stored to behind a read through the page cache, and be clean again after
+        // it.
         let may_be_read = source.may_be_kept(range);
         let got = if may_be_read { source.read(buffer.as_mut_slice(), range) } else { Ok(0) };
         let may_be_kept = source.may_be_kept(range);
@@ -198,9 +199,9 @@ impl FillJob {
 }
 
 impl FillSource {
-    /// Whether a copy of the range cannot be outdated without the file's change time telling. A page
-    /// that is dirty may be stored to through a mapping with no trace. A direct read has such pages
-    /// written first, after which a store to them is seen.
+    /// Whether a copy of the range cannot be outdated without the file's change time telling. A
+    /// page that is dirty may be stored to through a mapping with no trace. A direct read has such
+    /// pages written first, after which a store to them is seen.
     fn may_be_kept(&self, range: ByteRange) -> bool {
         let state = cache_state(&self.file, self.reader.as_fd(), range);
         let shows_cache = self.file.root().io_support.shows_cache();
@@ -230,7 +231,8 @@ impl FillSource {
     }
 }
 
-/// What the kernel reports about the range in the page cache. Where it does not, that is remembered.
+/// What the kernel reports about the range in the page cache. Where it does not, that is
+/// remembered.
 pub(super) fn cache_state(
     file: &Permitted<Reading>,
     reader: BorrowedFd<'_>,

@@ -1,4 +1,5 @@
-//! The data of one READ on its way out of the file: what is acquired before it, and its system calls.
+//! The data of one READ on its way out of the file: what is acquired before it, and its system
+//! calls.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -17,8 +18,8 @@ use crate::fs::Status;
 use crate::inode_cache::{Attributes, DirectFile, Inode, Permitted, Reading};
 use crate::trace::{CallId, Event};
 
-/// How many READs may be missing between two that follow each other in a file: connections and network
-/// threads deliver them in nearly the order in which they were sent.
+/// How many READs may be missing between two that follow each other in a file: connections and
+/// network threads deliver them in nearly the order in which they were sent.
 const REORDERED_READS_MAX: u64 = 4;
 
 /// A READ at work, with all that was found out before the data is touched.
@@ -66,7 +67,8 @@ impl Fetched {
     }
 }
 
-/// Where data comes from that is not to stay in the page cache, with the descriptor that this takes.
+/// Where data comes from that is not to stay in the page cache, with the descriptor that this
+/// takes.
 #[derive(Clone)]
 pub(super) enum Source {
     /// Through the page cache, which is left as it was.
@@ -120,8 +122,8 @@ enum DirectOutcome {
 }
 
 impl Vfs {
-    /// Reads what the page cache did not have of the range through it, on a data thread. Short only if
-    /// the file was cut meanwhile.
+    /// Reads what the page cache did not have of the range through it, on a data thread. Short only
+    /// if the file was cut meanwhile.
     pub(super) async fn fetch_cached(
         &self,
         read: &Read<'_>,
@@ -132,8 +134,8 @@ impl Vfs {
         self.on_data_thread(read.file.root(), move || job.perform()).await
     }
 
-    /// Reads the range from `source` on a data thread. Short only if the file was cut meanwhile. Comes
-    /// with the counter of the bytes that came the same way.
+    /// Reads the range from `source` on a data thread. Short only if the file was cut meanwhile.
+    /// Comes with the counter of the bytes that came the same way.
     pub(super) async fn fetch_uncached(
         &self,
         read: &Read<'_>,
@@ -153,8 +155,8 @@ impl Vfs {
     }
 
     /// The turn of a READ through the page cache that waits for the disk, after those of its client
-    /// before it in the file. `None` where the file is not read far enough ahead for taking turns to
-    /// pay, and where it is not known what is in memory.
+    /// before it in the file. `None` where the file is not read far enough ahead for taking turns
+    /// to pay, and where it is not known what is in memory.
     pub(super) async fn read_turn(&self, read: &Read<'_>) -> Option<ReadTurn> {
         let at_once_bytes = read.kernel_reads_bytes();
         let is_prefetched = read.policy.read == IoMode::Auto && self.prefetches(read);
@@ -303,8 +305,8 @@ pub(super) fn read_and_drop(
             None => support.note_no_drop_behind(|| file.root().name()),
         }
     }
-    // Where the kernel does not report what was cached before, nothing is dropped. Some file systems
-    // answer that question with an error, which is none of the data.
+    // Where the kernel does not report what was cached before, nothing is dropped. Some file
+    // systems answer that question with an error, which is none of the data.
     let before = io::resident_ranges(reader.as_fd(), range).unwrap_or(None);
     let len = io::read_at(reader.as_fd(), slice, range.offset())?;
     for others in before.iter().flat_map(|before| before.absent_in(range)) {

@@ -74,8 +74,8 @@ impl Vfs {
             Ok(directory) => directory,
             Err(status) => return Answer::refused(status),
         };
-        // Before the names are read: a change that comes between makes them too old, and never newer
-        // than the names.
+        // Before the names are read: a change that comes between makes them too old, and never
+        // newer than the names.
         let live = match self.live_attributes(&directory).await {
             Ok(live) => live,
             Err(status) => return Answer::refused(status),

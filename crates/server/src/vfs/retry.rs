@@ -10,8 +10,8 @@ use crate::inode_cache::{Changing, Inode};
 
 /// How often an operation that found no free descriptor is tried again, after making room.
 const DESCRIPTOR_RETRIES: usize = 3;
-/// How long a call waits for the return of a delegation, together 155 ms, before its client is asked
-/// to repeat it.
+/// How long a call waits for the return of a delegation, together 155 ms, before its client is
+/// asked to repeat it.
 const RETURN_PAUSES: [Duration; 5] = [
     Duration::from_millis(5),
     Duration::from_millis(10),
@@ -21,8 +21,8 @@ const RETURN_PAUSES: [Duration; 5] = [
 ];
 
 impl Vfs {
-    /// Attempts a change of names on the file system of `root`: as [`Self::with_descriptors`], for a
-    /// moment while a delegation is in its way, and once more if there is space after all.
+    /// Attempts a change of names on the file system of `root`: as [`Self::with_descriptors`], for
+    /// a moment while a delegation is in its way, and once more if there is space after all.
     pub(super) async fn attempt_name_change<A: Default, T, F>(
         &self,
         root: &ExportRoot,
@@ -35,14 +35,14 @@ impl Vfs {
         self.with_space(root, async || self.while_delegated(&attempt).await).await
     }
 
-    /// After a call has failed for want of space: closes what has lost its last name on the device of
-    /// `root`. Returns whether the call may succeed now.
+    /// After a call has failed for want of space: closes what has lost its last name on the device
+    /// of `root`. Returns whether the call may succeed now.
     pub(super) async fn free_space(&self, root: &ExportRoot) -> bool {
         root.attributes_in_memory && self.inode_cache.free_space(root.device(), &self.engine).await
     }
 
-    /// Attempts a change, and once more if it fails for want of space and there is some after all. An
-    /// attempt that fails so can be repeated.
+    /// Attempts a change, and once more if it fails for want of space and there is some after all.
+    /// An attempt that fails so can be repeated.
     pub(super) async fn with_space<F: Future<Output: Outcome>>(
         &self,
         root: &ExportRoot,

@@ -39,8 +39,8 @@ impl Vfs {
         self.fill_here(read, &mut pipe).then(|| self.spliced(read, pipe))
     }
 
-    /// Takes the range through the page cache, on this thread if it is all there. `None` if it is to be
-    /// copied.
+    /// Takes the range through the page cache, on this thread if it is all there. `None` if it is
+    /// to be copied.
     pub(super) async fn fetch_spliced(&self, read: &Read<'_>) -> Result<Option<Spliced>, Status> {
         let Some(mut pipe) = self.pipe(read) else { return Ok(None) };
         if read.file.root().attributes_in_memory {
@@ -59,9 +59,9 @@ impl Vfs {
         self.fill_in_turn(read).await
     }
 
-    /// Takes the range through the page cache when those before it in the file have been read: on this
-    /// thread if it was read ahead for them, else on a data thread, to which the whole call moves if it
-    /// can. `None` if it is to be copied.
+    /// Takes the range through the page cache when those before it in the file have been read: on
+    /// this thread if it was read ahead for them, else on a data thread, to which the whole call
+    /// moves if it can. `None` if it is to be copied.
     async fn fill_in_turn(&self, read: &Read<'_>) -> Result<Option<Spliced>, Status> {
         let turn = self.read_turn(read).await;
         let Some(mut pipe) = self.pipe(read) else { return Ok(None) };
@@ -93,8 +93,8 @@ impl Vfs {
         self.pipes.try_take(read.range)
     }
 
-    /// Puts a range that is in memory into the pipe. Whether all of it, and nothing else is in flight
-    /// on its pages that this would have to wait for.
+    /// Puts a range that is in memory into the pipe. Whether all of it, and nothing else is in
+    /// flight on its pages that this would have to wait for.
     fn fill_here(&self, read: &Read<'_>, pipe: &mut Pipe) -> bool {
         let pages = read.file.data().ranges.try_lock(read.range, RangeUse::Cached);
         let whole =

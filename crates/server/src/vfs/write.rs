@@ -48,10 +48,10 @@ impl Vfs {
     /// WRITE to an object that is [held](Self::hold), RFC 1813 §3.3.7.
     ///
     /// A WRITE has the file to itself, so that the attributes before and after are its own; through
-    /// the page cache the kernel would make WRITEs wait for each other all the same. Those that wait
-    /// for it are performed together when it is free. Those past the page cache share the file. The
-    /// flush of a stable WRITE comes after, and is shared with others. A WRITE that succeeds has the
-    /// `stability` that it asked for.
+    /// the page cache the kernel would make WRITEs wait for each other all the same. Those that
+    /// wait for it are performed together when it is free. Those past the page cache share the
+    /// file. The flush of a stable WRITE comes after, and is shared with others. A WRITE that
+    /// succeeds has the `stability` that it asked for.
     ///
     /// # Errors
     /// `Stale`, `Delegated`, `IsDirectory`, `Invalid`, `Access`, `ReadOnly`, `TooLarge`, `NoSpace`,
@@ -92,9 +92,9 @@ impl Vfs {
     /// kernel lets several at once. The first one has the file to itself, and opens the direct
     /// descriptor once it is permitted to.
     ///
-    /// A WRITE that may have to wait for others is checked before it does, unless the last one of its
-    /// user was permitted: one that will be refused has nothing to wait for. One that is permitted is
-    /// checked again, with the attributes then.
+    /// A WRITE that may have to wait for others is checked before it does, unless the last one of
+    /// its user was permitted: one that will be refused has nothing to wait for. One that is
+    /// permitted is checked again, with the attributes then.
     async fn write_in_turn(
         &self,
         file: &Arc<Inode>,
@@ -167,7 +167,8 @@ impl Vfs {
         }
     }
 
-    /// Ends the change of a WRITE that has lacked space, after another attempt if there is some now.
+    /// Ends the change of a WRITE that has lacked space, after another attempt if there is some
+    /// now.
     async fn end_lacking(
         &self,
         target: WriteTarget,

@@ -75,8 +75,8 @@ impl Vfs {
     /// Performs WRITEs of a file, which come with their places, within one change, which it ends.
     /// Returns their outcomes, in their order.
     ///
-    /// Each is permitted by itself. The attributes of those that are performed form a chain of pairs,
-    /// in the order in which they took effect; the others have those from before the change.
+    /// Each is permitted by itself. The attributes of those that are performed form a chain of
+    /// pairs, in the order in which they took effect; the others have those from before the change.
     async fn perform_requests(
         &self,
         file: &Arc<Inode>,
@@ -123,8 +123,8 @@ impl Vfs {
         (target, writes)
     }
 
-    /// Performs WRITEs that are permitted, those that are adjacent together, within one change, which it
-    /// ends. `turns` are the outcomes of those that are not performed, by their places.
+    /// Performs WRITEs that are permitted, those that are adjacent together, within one change,
+    /// which it ends. `turns` are the outcomes of those that are not performed, by their places.
     async fn perform_permitted(
         &self,
         target: WriteTarget,

@@ -100,8 +100,8 @@ impl Vfs {
         Ok(done)
     }
 
-    /// Performs adjacent WRITEs once more if they have failed for want of space and there is some after
-    /// all.
+    /// Performs adjacent WRITEs once more if they have failed for want of space and there is some
+    /// after all.
     ///
     /// # Errors
     /// As [`Self::perform_as_one`].
@@ -131,8 +131,8 @@ impl Vfs {
         self.engine.data_as(identity, end).await.unwrap_or_default()
     }
 
-    /// Plans adjacent WRITEs of one identity and mode, and acquires what the plan asks for. `None` if
-    /// they have no data.
+    /// Plans adjacent WRITEs of one identity and mode, and acquires what the plan asks for. `None`
+    /// if they have no data.
     async fn prepare_write(
         &self,
         WriteTarget { file, writer }: &WriteTarget,
@@ -439,8 +439,8 @@ fn write_behind(
     result
 }
 
-/// The middle goes past the page cache; the ends wait in the window for their neighbours, and so does
-/// what of the middle the kernel took through the page cache alone.
+/// The middle goes past the page cache; the ends wait in the window for their neighbours, and so
+/// does what of the middle the kernel took through the page cache alone.
 fn write_split(
     window: &Arc<WriteBehindFile>,
     mut room: Room,

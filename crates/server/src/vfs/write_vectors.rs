@@ -5,16 +5,17 @@ use io::ByteRange;
 
 use crate::inode_cache::BATCH_WRITES_MAX;
 
-/// What XFS preallocates at least behind a write that extends a file (`allocsize` in xfs(5)). A write
-/// that leaves a gap behind the end of the file makes an extent of what is preallocated there. If the
-/// gap is longer, that extent is an island in the file, and each such write makes one.
+/// What XFS preallocates at least behind a write that extends a file (`allocsize` in xfs(5)). A
+/// write that leaves a gap behind the end of the file makes an extent of what is preallocated
+/// there. If the gap is longer, that extent is an island in the file, and each such write makes
+/// one.
 const GAP_BYTES_MAX: u64 = 64 * 1024;
 
-/// The WRITEs of a batch by their places in it, as vectored writes in the order in which they are to
-/// be performed. Those of one are adjacent in the file, ascending, and of one `kind`.
+/// The WRITEs of a batch by their places in it, as vectored writes in the order in which they are
+/// to be performed. Those of one are adjacent in the file, ascending, and of one `kind`.
 ///
-/// WRITEs that overlap keep the order of the batch. All others are put in the order of the file; but
-/// where they leave large gaps, the furthest comes first.
+/// WRITEs that overlap keep the order of the batch. All others are put in the order of the file;
+/// but where they leave large gaps, the furthest comes first.
 pub(super) fn vectors<K: PartialEq>(writes: &[(ByteRange, K)]) -> Vec<Vec<usize>> {
     let mut vectors = Vec::new();
     // The last WRITEs, ascending, none of which overlaps another.
@@ -49,8 +50,8 @@ fn in_file_order<K: PartialEq>(writes: &[(ByteRange, K)], ascending: &[usize]) -
     vectors
 }
 
-/// The ascending WRITEs, cut where two neighbours do not meet or are not of one kind, and where they
-/// are too many for one vectored write.
+/// The ascending WRITEs, cut where two neighbours do not meet or are not of one kind, and where
+/// they are too many for one vectored write.
 fn adjacent<'a, K: PartialEq>(
     writes: &'a [(ByteRange, K)],
     ascending: &'a [usize],

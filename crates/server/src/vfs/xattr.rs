@@ -1,4 +1,5 @@
-//! Extended attributes of the namespace `user`, which is the only one that users may give meaning to.
+//! Extended attributes of the namespace `user`, which is the only one that users may give meaning
+//! to.
 //!
 //! All operations run as the caller: the kernel checks permissions, as for a local user.
 
@@ -37,8 +38,8 @@ impl Vfs {
     /// GETXATTR, RFC 8276 §8.4.1: the value, in `buffer`, and its length.
     ///
     /// # Errors
-    /// `NoAttribute`; `AttributeTooLarge` for a value that is longer than `bytes_max` or the buffer;
-    /// `Access`, `NotSupported`, `Invalid` and `NameTooLong` for the name.
+    /// `NoAttribute`; `AttributeTooLarge` for a value that is longer than `bytes_max` or the
+    /// buffer; `Access`, `NotSupported`, `Invalid` and `NameTooLong` for the name.
     pub(crate) async fn getxattr(
         &self,
         caller: &Caller,
@@ -61,8 +62,8 @@ impl Vfs {
     /// SETXATTR, RFC 8276 §8.4.2; no value is an empty one.
     ///
     /// # Errors
-    /// `Exists` and `NoAttribute` as `how` demands; `AttributeTooLarge`, `NoSpace`, `Quota`, `ReadOnly`,
-    /// `Access`, `NotOwner`, `NotSupported`, `Invalid` and `NameTooLong` for the name.
+    /// `Exists` and `NoAttribute` as `how` demands; `AttributeTooLarge`, `NoSpace`, `Quota`,
+    /// `ReadOnly`, `Access`, `NotOwner`, `NotSupported`, `Invalid` and `NameTooLong` for the name.
     pub(crate) async fn setxattr(
         &self,
         caller: &Caller,
@@ -86,8 +87,8 @@ impl Vfs {
     /// REMOVEXATTR, RFC 8276 §8.4.4.
     ///
     /// # Errors
-    /// `NoAttribute`, `ReadOnly`, `Access`, `NotOwner`, `NotSupported`, `Invalid` and `NameTooLong` for
-    /// the name.
+    /// `NoAttribute`, `ReadOnly`, `Access`, `NotOwner`, `NotSupported`, `Invalid` and `NameTooLong`
+    /// for the name.
     pub(crate) async fn removexattr(
         &self,
         caller: &Caller,
@@ -100,8 +101,9 @@ impl Vfs {
 
     /// LISTXATTRS, RFC 8276 §8.4.3: names behind `cookie`, as long as `fits` takes their lengths.
     ///
-    /// A cookie is the hash of the last name, and the list is in the order of hashes. So an attribute
-    /// that is there all the time is listed once, whatever becomes of the others meanwhile.
+    /// A cookie is the hash of the last name, and the list is in the order of hashes. So an
+    /// attribute that is there all the time is listed once, whatever becomes of the others
+    /// meanwhile.
     ///
     /// # Errors
     /// `Access` for a caller that may not read, `TooSmall` if not even one name fits.

@@ -91,7 +91,8 @@ impl Client {
         Self::over(connect_reusing(0, address, || ()))
     }
 
-    /// Breaks the connection and connects again from the same port, as clients do that lost a reply.
+    /// Breaks the connection and connects again from the same port, as clients do that lost a
+    /// reply.
     pub(crate) fn reconnected(self, address: SocketAddr) -> Self {
         use rustix::net::sockopt::set_socket_linger;
         let port = self.stream.local_addr().unwrap().port();
@@ -471,8 +472,8 @@ impl Client {
     }
 }
 
-/// Connects from a port, or from any if it is 0. The port is taken before `taken` is called, so that
-/// no other program can have it in between.
+/// Connects from a port, or from any if it is 0. The port is taken before `taken` is called, so
+/// that no other program can have it in between.
 fn connect_reusing(port: u16, address: SocketAddr, taken: impl FnOnce()) -> TcpStream {
     use rustix::net::sockopt::set_socket_reuseaddr;
     use rustix::net::{AddressFamily, SocketType, bind, connect, socket};

@@ -197,8 +197,8 @@ fn ten_thousand_idle_connections() {
     assert_eq!(fixture.counter(Counter::ConnectionsEvicted), 0);
 }
 
-/// A peer that sends calls all the time gets the replies of those that were performed, and then the end
-/// of the stream, also if the server has not read all that it sent.
+/// A peer that sends calls all the time gets the replies of those that were performed, and then the
+/// end of the stream, also if the server has not read all that it sent.
 #[test]
 fn a_server_that_stops_answers_all_calls_that_it_has_performed() {
     let mut fixture = Fixture::new();

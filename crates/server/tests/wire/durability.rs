@@ -71,8 +71,8 @@ fn object_that_cannot_be_opened_is_flushed_and_the_verifier_stays() {
     ok(client.setattr(directory, mode(0o700)));
 }
 
-/// A client checks the mode when it opens a file. Without privileges the server cannot open the file
-/// after the chmod; this test runs as a user too.
+/// A client checks the mode when it opens a file. Without privileges the server cannot open the
+/// file after the chmod; this test runs as a user too.
 #[test]
 fn file_that_was_not_written_for_long_is_written_after_a_change_of_its_mode() {
     let fixture = Fixture::new();
@@ -410,8 +410,8 @@ fn tmpfs_inode_removed_by_a_local_program() {
     }
 }
 
-/// MiB that are written, of which `nearly_full_xfs` holds not twice as many. No multiple of the window's
-/// runs, so that the end of the file stays in the window for a while.
+/// MiB that are written, of which `nearly_full_xfs` holds not twice as many. No multiple of the
+/// window's runs, so that the end of the file stays in the window for a while.
 const BLOCKS_WRITTEN: u64 = 14;
 
 fn nearly_full_xfs(dir: &Path) -> Option<Mounted> {

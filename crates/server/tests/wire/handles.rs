@@ -121,8 +121,8 @@ fn a_deleted_object_is_stale() {
     assert_eq!(client.getattr(by_client), Err(Status::Stale));
 }
 
-/// A file system without kernel handles and without birth times: an overlay over ext4 with inodes of
-/// 128 bytes.
+/// A file system without kernel handles and without birth times: an overlay over ext4 with inodes
+/// of 128 bytes.
 fn mount_without_identities(fixture: &Fixture) -> Option<(Mounted, Mounted)> {
     let (image, disk) = (fixture.path("image"), fixture.path("disk"));
     std::fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();

@@ -92,7 +92,8 @@ fn reads_are_counted_by_path() {
         assert_eq!(fixture.counter(ReadBytes) - before, read as u64);
     }
     // How much memory is free decides what becomes of the rest. Where it is to stay in memory, the
-    // page cache is tried first, which has the kernel read ahead: a fast disk is done before the try.
+    // page cache is tried first, which has the kernel read ahead: a fast disk is done before the
+    // try.
     fixture.reload(&in_modes(settings, "auto", "auto"));
     local.forget();
     let inline = fixture.counter(ReadsInline);

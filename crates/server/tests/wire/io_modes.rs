@@ -190,7 +190,8 @@ fn reads_of_a_file_cut_and_grown_meanwhile_are_well_formed() {
                         assert!(is_fair, "{mode}: neither written nor a hole");
                     }
                     let end = (offset + len) as u64;
-                    // A READ that was cut short has no attributes, which would be of the longer file.
+                    // A READ that was cut short has no attributes, which would be of the longer
+                    // file.
                     let is_end = read.attributes.is_none_or(|attributes| end >= attributes.size);
                     assert!(!read.eof || is_end, "{mode}: {end}");
                     assert!(read.eof || len == count as usize, "{mode}: {len}");

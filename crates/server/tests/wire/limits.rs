@@ -263,8 +263,8 @@ fn a_hundred_listers_that_take_no_replies() {
     drop(greedy);
 }
 
-/// Sixteen peers each send the first bytes of a record and then one byte at a time, beside a WRITE of
-/// another client.
+/// Sixteen peers each send the first bytes of a record and then one byte at a time, beside a WRITE
+/// of another client.
 #[track_caller]
 fn do_not_delay_others(fixture: &Fixture, file: FileHandle, record: &[u8], at_once: usize) {
     let done = AtomicBool::new(false);

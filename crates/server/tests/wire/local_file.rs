@@ -133,8 +133,8 @@ pub(crate) fn assert_same(found: &[u8], expected: &[u8], what: &str) {
     }
 }
 
-/// Whether this process, which the server runs in, has `path` or anything below it open. The name of
-/// a deleted file ends in ` (deleted)`.
+/// Whether this process, which the server runs in, has `path` or anything below it open. The name
+/// of a deleted file ends in ` (deleted)`.
 pub(crate) fn is_open_below(path: &Path) -> bool {
     let descriptors = std::fs::read_dir("/proc/self/fd").unwrap();
     // One may be closed meanwhile.

@@ -1,5 +1,5 @@
-//! Streams of `auto` that wait for the disk are read into the page cache ahead of their READs, where
-//! the kernel reads too little ahead.
+//! Streams of `auto` that wait for the disk are read into the page cache ahead of their READs,
+//! where the kernel reads too little ahead.
 
 use std::path::Path;
 
@@ -41,8 +41,8 @@ impl Streamed {
     }
 
     /// Reads a new file from the disk, each second READ before the first: to the kernel that is no
-    /// sequence, so they wait for the disk. Returns the bytes of it in the page cache, and whether some
-    /// were read ahead; `None`, which is printed, where there is too little free memory.
+    /// sequence, so they wait for the disk. Returns the bytes of it in the page cache, and whether
+    /// some were read ahead; `None`, which is printed, where there is too little free memory.
     fn stream(&self, settings: &str, transfer: u32, reads_ahead: bool) -> Option<(u64, bool)> {
         self.fixture.reload(&in_modes(settings, "auto", "auto"));
         let name = format!("{settings} {transfer}");

@@ -259,8 +259,8 @@ fn a_mount_that_changes_counts_for_the_next_access() {
     has(ACCESS_READ | write | execute, "remount,bind,rw");
 }
 
-/// A server with one metadata thread, on a file system of its own. `None`, with the reason printed, if
-/// there can be none.
+/// A server with one metadata thread, on a file system of its own. `None`, with the reason printed,
+/// if there can be none.
 fn with_one_metadata_thread() -> Option<(Fixture, Mounted)> {
     let mut mounted = None;
     let fixture = Fixture::prepared(&format!("metadata_threads = 1\n{TRUSTING}"), |dir| {

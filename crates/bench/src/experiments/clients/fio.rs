@@ -99,8 +99,8 @@ pub(super) fn run(job: &Job, url: &str, directory: &str, stop: &Stop) -> Result<
     })
 }
 
-/// Ends fio and its jobs, which are in sessions of their own: they outlive a fio that is killed, and
-/// one that is asked to end takes them along.
+/// Ends fio and its jobs, which are in sessions of their own: they outlive a fio that is killed,
+/// and one that is asked to end takes them along.
 fn end(fio: &mut Child, mut seen: Seen) {
     ask_to_end(fio, &mut seen);
     let began = Instant::now();

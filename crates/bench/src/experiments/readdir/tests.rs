@@ -96,7 +96,8 @@ fn a_server_that_takes_its_time_is_reported_as_slower() {
     let fast = measure(&options, 1, &server.export());
     for phase in ["list-raw", "list-client"] {
         let secs = |all| of(all, phase, "idle").figures[&Figure::Secs];
-        // Long against what a busy machine adds to each of the calls, of which there are two or more.
+        // Long against what a busy machine adds to each of the calls, of which there are two or
+        // more.
         let delay = Duration::from_millis(20).max(Duration::from_secs_f64(2.0 * secs(&fast)));
         let slow = measure(&options, 1, &server.delayed(delay));
         let calls = of(&slow, phase, "idle").figures[&Figure::Calls];

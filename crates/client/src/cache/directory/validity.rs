@@ -6,13 +6,13 @@
 //!
 //! | event | shown to later readers | handles, looked up by name |
 //! | --- | --- | --- |
-//! | none | if its change stamp is the reader's | used |
+//! | none | if its stamp is the reader's | used |
 //! | own change of a name | no | used, except for this name |
 //! | own changes of more than [`CHANGED_NAMES_MAX`] names | no | not used |
-//! | a reply with another change stamp | if its change stamp is the reader's | used for [`ListingConfig::names_believed`] |
-//! | [`Validity::invalidate`] | no | used for [`ListingConfig::names_believed`] |
+//! | a reply with another stamp | if its stamp is the reader's | used for [`names_believed`] |
+//! | [`Validity::invalidate`] | no | used for [`names_believed`] |
 //!
-//! [`ListingConfig::names_believed`]: super::ListingConfig::names_believed
+//! [`names_believed`]: super::ListingConfig::names_believed
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -50,8 +50,8 @@ pub(super) struct Extents<T> {
     unstable_since: Option<Instant>,
     /// The latest write verifier.
     verifier: Option<WriteVerifier>,
-    /// The place of the next event: a reply to a WRITE, the sending of a COMMIT, or a foreign change.
-    /// A COMMIT covers the replies before its sending.
+    /// The place of the next event: a reply to a WRITE, the sending of a COMMIT, or a foreign
+    /// change. A COMMIT covers the replies before its sending.
     ordinal: u64,
     /// The place of the latest foreign change; 0 for none.
     foreign_at: u64,

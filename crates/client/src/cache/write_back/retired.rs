@@ -22,8 +22,8 @@ pub(super) struct Retired {
 struct RetiredExtent {
     offset: u64,
     bytes: Bytes,
-    /// The place of the reply to its WRITE in the order of events. The reply to a READ sent later has
-    /// it, or what another client has written over it.
+    /// The place of the reply to its WRITE in the order of events. The reply to a READ sent later
+    /// has it, or what another client has written over it.
     answered_at: u64,
 }
 
@@ -50,8 +50,8 @@ impl Retired {
         }
     }
 
-    /// Begins a read at a place in the order of events: data committed from now on is held until its
-    /// end.
+    /// Begins a read at a place in the order of events: data committed from now on is held until
+    /// its end.
     pub(super) fn mark(&mut self, ordinal: u64) -> Mark {
         let commits = self.dropped + self.extents.len() as u64;
         *self.marks.entry(commits).or_default() += 1;
@@ -72,8 +72,8 @@ impl Retired {
         }
     }
 
-    /// Copies the data answered and committed since `mark`, or without one the kept data, into `buf`,
-    /// which begins at `offset`.
+    /// Copies the data answered and committed since `mark`, or without one the kept data, into
+    /// `buf`, which begins at `offset`.
     pub(super) fn overlay(&self, offset: u64, buf: &mut [u8], mark: Option<Mark>) {
         let Some(mark) = mark else { return self.kept.overlay(offset, buf) };
         for retired in self.since(mark) {

@@ -39,8 +39,8 @@ pub(super) enum Progress {
     Woken,
 }
 
-/// How long a thread looks for the end of a task's wait before it sleeps: a turn on a file takes that
-/// long, and so does waking a thread.
+/// How long a thread looks for the end of a task's wait before it sleeps: a turn on a file takes
+/// that long, and so does waking a thread.
 const SPIN_MAX: Duration = Duration::from_micros(15);
 
 impl LaneTask {
@@ -98,8 +98,8 @@ impl LaneTask {
         }
     }
 
-    /// Waits on this thread until the task is woken, which is then in no queue. If it takes longer, its
-    /// waker queues it.
+    /// Waits on this thread until the task is woken, which is then in no queue. If it takes longer,
+    /// its waker queues it.
     fn is_woken_within(&self, patience: Duration) -> bool {
         let began = Instant::now();
         loop {

@@ -486,8 +486,8 @@ fn bytes_behind_the_payload_are_received_with_it_and_no_further() {
     });
 }
 
-/// Sends the first `at_once` bytes of a WRITE, cut into fragments at `cuts` and followed by some more, and
-/// then a byte in 20 seconds. Whether its receiver gives up in half a minute.
+/// Sends the first `at_once` bytes of a WRITE, cut into fragments at `cuts` and followed by some
+/// more, and then a byte in 20 seconds. Whether its receiver gives up in half a minute.
 async fn is_given_up(
     find: fn(&[u8]) -> Layout,
     (cuts, at_once): (&[usize], usize),

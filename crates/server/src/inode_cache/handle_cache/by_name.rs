@@ -11,8 +11,8 @@ use crate::export::ExportRoot;
 use crate::fs::{LiveAttributes, attributes_and_birth_at};
 
 impl HandleCache {
-    /// Handle and attributes of a name in an export, without a descriptor; `None` where this cannot be had or
-    /// might mix two objects. `fileid` is what the name was listed with.
+    /// Handle and attributes of a name in an export, without a descriptor; `None` where this cannot
+    /// be had or might mix two objects. `fileid` is what the name was listed with.
     pub(crate) fn find_by_name(
         &self,
         root: &ExportRoot,

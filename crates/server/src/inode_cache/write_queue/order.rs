@@ -1,15 +1,15 @@
 //! Which of the WRITEs that wait for a file come first: a pure function.
 //!
-//! Writers that fill a file in turns drift apart, because nothing holds back the one that is ahead. Then
-//! no WRITE that waits is beside another one in the file, and each is performed by itself. So those
-//! that are ahead wait for those behind, while enough others wait: the writers stay together, and most
-//! WRITEs become parts of longer ones.
+//! Writers that fill a file in turns drift apart, because nothing holds back the one that is ahead.
+//! Then no WRITE that waits is beside another one in the file, and each is performed by itself. So
+//! those that are ahead wait for those behind, while enough others wait: the writers stay together,
+//! and most WRITEs become parts of longer ones.
 
 use super::{BATCH_BYTES_MAX, BATCH_WRITES_MAX};
 
 /// Fewer bytes are not worth a batch of their own, and a WRITE as long needs no neighbours: a local
-/// program takes half as long for each byte with 188,032 at a time as with 47,008, and little less with
-/// more.
+/// program takes half as long for each byte with 188,032 at a time as with 47,008, and little less
+/// with more.
 const BATCH_BYTES_MIN: u64 = 256 * 1024;
 /// WRITEs further ahead are of writers that fill another part of the file, and wait for none: some
 /// times as far as clients that keep together have WRITEs in flight.
@@ -35,10 +35,10 @@ impl Waiting {
 
 /// Whether each of the WRITEs is left for a later batch. At least one is not.
 ///
-/// Those that come first are the half that is behind in the file, within 2 MiB, and what is adjacent to
-/// it; a run of 256 KiB without a gap from the first one on is enough. If two of the WRITEs overlap,
-/// or too few are near the first one, they come in the order of arrival. Of those that come first, what
-/// exceeds one batch is left, in the order of arrival.
+/// Those that come first are the half that is behind in the file, within 2 MiB, and what is
+/// adjacent to it; a run of 256 KiB without a gap from the first one on is enough. If two of the
+/// WRITEs overlap, or too few are near the first one, they come in the order of arrival. Of those
+/// that come first, what exceeds one batch is left, in the order of arrival.
 pub(super) fn are_left(waiting: &[Waiting]) -> Vec<bool> {
     let behind = behind_in_file(waiting);
     let is_ahead = |write: &Waiting| {

@@ -142,7 +142,8 @@ impl ModelOpen {
     }
 }
 
-/// A delegation that is held or recalled: until when, and until when the file is not delegated again.
+/// A delegation that is held or recalled: until when, and until when the file is not delegated
+/// again.
 #[derive(Clone, Copy, Debug)]
 struct ModelDelegation {
     stateid: Stateid,

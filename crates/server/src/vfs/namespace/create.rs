@@ -285,9 +285,9 @@ fn is_not_given(errno: Errno) -> bool {
     matches!(errno, Errno::PERM | Errno::INVAL | Errno::OVERFLOW)
 }
 
-/// Removes an object that was made by a call that fails now, if the name is still its own. `made` is
-/// `None` if it could not be opened: then the name is taken for its own. The directory's lock keeps
-/// other calls from the name; a local program may take it between the two steps here.
+/// Removes an object that was made by a call that fails now, if the name is still its own. `made`
+/// is `None` if it could not be opened: then the name is taken for its own. The directory's lock
+/// keeps other calls from the name; a local program may take it between the two steps here.
 fn remove_new(directory: &Inode, name: &CStr, made: Option<BorrowedFd<'_>>, flags: AtFlags) {
     let inode = |attributes: LiveAttributes| (attributes.device, attributes.fileid);
     let is_named = made.is_none_or(|made| {
@@ -399,8 +399,8 @@ fn make_entry(at: BorrowedFd<'_>, name: &CStr, kind: &NodeKind, mode: u32) -> Re
 /// A device number.
 ///
 /// # Errors
-/// `Invalid` if the kernel, which has 12 bits for the major and 20 for the minor number, would take it
-/// for another one.
+/// `Invalid` if the kernel, which has 12 bits for the major and 20 for the minor number, would take
+/// it for another one.
 fn device(major: u32, minor: u32) -> Result<u64, Status> {
     let is_known = major < 1 << 12 && minor < 1 << 20;
     is_known.then(|| rustix::fs::makedev(major, minor)).ok_or(Status::Invalid)

@@ -162,7 +162,8 @@ fn set_mode(path: &Path, mode: u32) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// Has WRITEs of these users wait in this order, performs them as one batch, and returns the replies.
+/// Has WRITEs of these users wait in this order, performs them as one batch, and returns the
+/// replies.
 fn perform(rig: &Rig, writes: &[(u32, u64, &[u8], StableHow)]) -> Vec<WriteReply> {
     perform_after(rig, writes, || ())
 }

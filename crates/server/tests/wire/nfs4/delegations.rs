@@ -1,5 +1,5 @@
-//! Read delegations: grants, conflicts with clients of both versions and with local programs, recalls,
-//! and what becomes of those that are not returned.
+//! Read delegations: grants, conflicts with clients of both versions and with local programs,
+//! recalls, and what becomes of those that are not returned.
 
 mod closed_for_writing;
 mod sequences;
@@ -416,8 +416,8 @@ fn a_local_program_that_writes_waits_for_the_return() {
     again.expect("there is no lease any more");
 }
 
-/// The lease does not detect them: a holder would go on with old attributes, and open the file that a
-/// name had before.
+/// The lease does not detect them: a holder would go on with old attributes, and open the file that
+/// a name had before.
 #[test]
 fn a_local_program_that_changes_attributes_or_names_recalls_the_delegation() {
     let fixture = fixture();
@@ -439,7 +439,8 @@ fn a_local_program_that_changes_attributes_or_names_recalls_the_delegation() {
     }
 }
 
-/// The kernel would let the program pass after 45 s, while the client still reads what it has cached.
+/// The kernel would let the program pass after 45 s, while the client still reads what it has
+/// cached.
 #[test]
 fn the_delegation_of_a_silent_client_is_revoked_before_a_local_program_passes() {
     let fixture = fixture();

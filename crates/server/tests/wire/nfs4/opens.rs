@@ -552,9 +552,9 @@ fn an_open_that_cannot_cut_the_file_changes_nothing() {
     assert_eq!(again.seqid, opened.seqid + 1);
 }
 
-/// A copy of `sleep` that runs for a minute. It goes by that name, as it may be one of many programs
-/// in a file. While another test starts one, it holds for a moment the descriptor through which this
-/// one was written.
+/// A copy of `sleep` that runs for a minute. It goes by that name, as it may be one of many
+/// programs in a file. While another test starts one, it holds for a moment the descriptor through
+/// which this one was written.
 fn started(program: &std::path::Path) -> std::process::Child {
     for _ in 0..200 {
         match std::process::Command::new(program).arg0("sleep").arg("60").spawn() {

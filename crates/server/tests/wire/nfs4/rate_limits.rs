@@ -66,8 +66,8 @@ fn reads_of_files_that_are_looked_up_are_limited() {
     let mut session = Session::new(&fixture);
     let second = file(&mut session, b"second");
     let looked_up = |operations: Operations| read(operations.root().lookup(b"first").lookup(b"f"));
-    // A GETATTR before does not hide which export the READ is of. What a call is charged is known when
-    // it ends, so that the next one may have been received by then.
+    // A GETATTR before does not hide which export the READ is of. What a call is charged is known
+    // when it ends, so that the next one may have been received by then.
     let before = Operations::new().at(second).getattr(&[attribute::SIZE]);
     for reads in [looked_up(Operations::new()), looked_up(before)] {
         let elapsed = time_of(6, &mut session, &reads);

@@ -1,4 +1,5 @@
-//! Random sequences of valid operations, by several clients and users, against a model of two names.
+//! Random sequences of valid operations, by several clients and users, against a model of two
+//! names.
 
 mod contents;
 mod state;

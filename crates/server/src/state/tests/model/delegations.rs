@@ -64,8 +64,8 @@ impl Model {
         }
     }
 
-    /// Notes what a LOCK by an open for writing recalls. Returns whether another client has a delegation
-    /// still.
+    /// Notes what a LOCK by an open for writing recalls. Returns whether another client has a
+    /// delegation still.
     pub(super) fn note_lock(&mut self, (at, file, _): Key) -> bool {
         let within = self.bed.state.limits.recall;
         self.note_recall(file, within, |holder| holder != at);

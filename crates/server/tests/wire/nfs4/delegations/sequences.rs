@@ -1,5 +1,5 @@
-//! Random sequences of opens, returns and changes by two clients with delegations, a client of version
-//! 3 and a local program, against a model of who holds what.
+//! Random sequences of opens, returns and changes by two clients with delegations, a client of
+//! version 3 and a local program, against a model of who holds what.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -138,8 +138,8 @@ impl World {
     }
 
     fn open(&mut self, holder: usize, file: usize) -> Result<(), TestCaseError> {
-        // The kernel refuses a lease while a process that another test has just made has a copy of a
-        // descriptor for writing.
+        // The kernel refuses a lease while a process that another test has just made has a copy of
+        // a descriptor for writing.
         for _ in 0..OPEN_TRIES {
             self.open_once(holder, file)?;
             let model = &self.files[file];
