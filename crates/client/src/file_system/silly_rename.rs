@@ -1,14 +1,15 @@
 //! Silly renames: the last name of an open file is not removed but given a name of its own until
 //! the last close, so that reads and writes still work.
 //!
-//! The calls go on if the caller is killed: otherwise a name made by a call without a reply would
-//! never be removed, and an open could overtake a REMOVE.
+//! The calls on an open file go on if the caller is killed: otherwise a name made by a call without
+//! a reply would never be removed. A call that the caller still waits to send is dropped with it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use proto::nfs3::Status;
+use tokio::sync::OwnedMutexGuard;
 
 use super::FileSystem;
 use crate::inode::{Hold, Inode, SillyRename, remove, silly_name, to_the_end};
@@ -20,6 +21,22 @@ pub(super) struct Names {
     pub(super) from: Bytes,
     pub(super) to_dir: Arc<Inode>,
     pub(super) to: Bytes,
+}
+
+/// The turn to remove `name`, and the object that it refers to when the turn has come: `child`, or
+/// another that a RENAME before it has put there.
+async fn removal_turn(
+    mut child: Arc<Inode>,
+    dir: &Inode,
+    name: &[u8],
+) -> (Arc<Inode>, Option<OwnedMutexGuard<()>>) {
+    loop {
+        let turn = child.removal_turn().await;
+        match dir.child(name) {
+            Some(now) if !Arc::ptr_eq(&now, &child) => child = now,
+            _ => return (child, turn),
+        }
+    }
 }
 
 impl FileSystem {
@@ -43,13 +60,13 @@ impl FileSystem {
         dir: &Arc<Inode>,
         name: &[u8],
     ) -> Result<()> {
+        let (child, turn) = removal_turn(child, dir, name).await;
+        let Some(file) = child.hold_again() else {
+            return remove(&self.nfs, dir, name).await;
+        };
         let file_system = self.clone();
         let (dir, name) = (Arc::clone(dir), Bytes::copy_from_slice(name));
         to_the_end(self.superblock(), async move {
-            let turn = child.removal_turn().await;
-            let Some(file) = child.hold_again() else {
-                return remove(&file_system.nfs, &dir, &name).await;
-            };
             let removed = file_system.remove_held(&file, &dir, &name).await;
             drop(turn);
             file.end().await;
@@ -73,12 +90,12 @@ impl FileSystem {
 
     /// RENAME that replaces a name of `target`, which may be open.
     pub(super) async fn replace_child(&self, target: Arc<Inode>, names: Names) -> Result<()> {
+        let (target, turn) = removal_turn(target, &names.to_dir, &names.to).await;
+        let Some(file) = target.hold_again() else {
+            return self.rename_names(&names).await;
+        };
         let file_system = self.clone();
         to_the_end(self.superblock(), async move {
-            let turn = target.removal_turn().await;
-            let Some(file) = target.hold_again() else {
-                return file_system.rename_names(&names).await;
-            };
             let replaced = file_system.replace_held(&file, &names).await;
             drop(turn);
             file.end().await;

@@ -79,7 +79,7 @@ struct FileContents {
     written: WriteBack<WriteCalls>,
     opens: Mutex<Opens>,
     /// See [`removal_turn`](Inode::removal_turn).
-    removing: tokio::sync::Mutex<()>,
+    removing: Arc<tokio::sync::Mutex<()>>,
     /// Counts the changes that make data read before them outdated.
     data_epoch: AtomicU64,
 }
@@ -152,7 +152,7 @@ impl Inode {
             FileType::Regular => Contents::File(FileContents {
                 written: table.superblock().write_back(fileid, handle),
                 opens: Mutex::default(),
-                removing: tokio::sync::Mutex::default(),
+                removing: Arc::default(),
                 data_epoch: AtomicU64::new(0),
             }),
             FileType::Directory => Contents::Directory(DirectoryContents {

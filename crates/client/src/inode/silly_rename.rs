@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use proto::nfs3::Status;
 use tokio::runtime::Handle;
+use tokio::sync::OwnedMutexGuard;
 
 use super::{Inode, lock, to_the_end};
 use crate::Result;
@@ -128,8 +129,9 @@ impl Inode {
     /// Of two removals at once each would leave the last name to the other. An open that holds the
     /// file waits for the turn before its first call, and then finds the file removed if it was.
     /// `None` for other types than files.
-    pub(crate) async fn removal_turn(&self) -> Option<tokio::sync::MutexGuard<'_, ()>> {
-        Some(self.file().ok()?.removing.lock().await)
+    pub(crate) async fn removal_turn(&self) -> Option<OwnedMutexGuard<()>> {
+        let removing = Arc::clone(&self.file().ok()?.removing);
+        Some(removing.lock_owned().await)
     }
 
     /// Holds a file that is held already.

@@ -352,18 +352,39 @@ async fn an_open_does_not_succeed_ahead_of_a_remove_that_was_sent() {
 }
 
 #[tokio::test]
-async fn an_open_does_not_succeed_ahead_of_a_remove_whose_caller_was_killed() {
+async fn a_remove_that_was_not_sent_is_dropped_with_its_caller() {
     let fixture = Fixture::new().await;
     let (way, file_system, [a, _]) = with_two_files(&fixture).await;
+    file_system.link(&a, &file_system.root(), b"c").await.unwrap();
     way.removes.begin();
-    let remove = removing(&file_system, b"a");
+    let first = removing(&file_system, b"a");
     within(way.removes.held.notified()).await;
-    remove.abort();
-    assert!(within(remove).await.unwrap_err().is_cancelled());
-    let open = opening(&file_system, &a, READ);
+    let second = removing(&file_system, b"c");
     tokio::time::sleep(A_WHILE).await;
+    second.abort();
+    assert!(within(second).await.unwrap_err().is_cancelled());
     way.removes.end();
-    assert!(within(open).await.unwrap().is_err_and(|error| error.is(Status::Stale)));
+    within(first).await.unwrap().unwrap();
+    tokio::time::sleep(A_WHILE).await;
+    assert_eq!(names(&fixture), ["b", "c"]);
+}
+
+#[tokio::test]
+async fn an_open_file_outlives_the_removal_of_a_name_that_it_has_got_meanwhile() {
+    let fixture = Fixture::new().await;
+    let (way, file_system, [a, _]) = with_two_files(&fixture).await;
+    let file = file_system.open(&a, READ).await.unwrap();
+    way.renames.begin();
+    let rename = renaming(&file_system, b"a", b"b");
+    within(way.renames.held.notified()).await;
+    let remove = removing(&file_system, b"b");
+    tokio::time::sleep(A_WHILE).await;
+    way.renames.end();
+    within(rename).await.unwrap().unwrap();
+    within(remove).await.unwrap().unwrap();
+    assert_eq!(file.read_at(0, 9).await.unwrap(), b"a"[..]);
+    file.close().await.unwrap();
+    assert_eq!(names(&fixture), [""; 0]);
 }
 
 #[tokio::test]
