@@ -166,12 +166,16 @@ impl Operations {
     /// Closes all open files, and sends and commits all written data.
     ///
     /// # Errors
-    /// Those of [`FileSystem::sync`]: losses that were reported to no program, which each file that
-    /// is still open would report again.
+    /// Losses that were reported to no program, or not to one that has written the file and has it
+    /// open still.
     pub(super) async fn finish(&self) -> Result<()> {
         // Before the closes, which wait for the REMOVE of deleted files, too.
         self.file_system.commit().await;
+        let mut checked = Ok(());
         for open in self.files.take_all() {
+            if open.file.flags().write {
+                checked = checked.and(open.file.check());
+            }
             // As in `release`.
             if let Some(open) = Arc::into_inner(open) {
                 open.file.release().await;
@@ -180,7 +184,8 @@ impl Operations {
         // RELEASEs in progress, and UNLINKs and RENAMEs whose callers were killed, which the end of
         // the process would abort.
         self.file_system.root().superblock().closes_ended().await;
-        self.file_system.sync().await
+        let synced = self.file_system.sync().await;
+        checked.and(synced)
     }
 
     /// The kernel has refused the reply to an OPEN by which it would have dropped the file's pages.

@@ -175,6 +175,18 @@ async fn data_lost_by_a_process_that_exits_is_reported_to_the_next_open() {
     assert!(operations.finish().await.is_ok(), "it is reported once");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_loss_is_reported_at_the_end_of_the_mount_for_another_writer() {
+    let (peer, operations) = Peer::mounted().await;
+    peer.refuse(Procedure::Write, Status::Nospc);
+    let node = looked_up(&operations).await;
+    opened(&operations, node, 0).await;
+    let other = opened(&operations, node, 0).await;
+    write(&operations, node, other).await;
+    assert_eq!(operations.sync(other).await.map_err(errno).err(), Some(Errno::NOSPC));
+    assert!(operations.finish().await.is_err());
+}
+
 /// Time in which a call would arrive that must not.
 const A_WHILE: Duration = Duration::from_millis(200);
 
