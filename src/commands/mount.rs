@@ -274,7 +274,7 @@ async fn serve(mount: &mut Mount, signals: &mut Signals) -> ExitCode {
 /// The outcome of a mount whose end is not waited for because of `why`.
 fn outcome_without(mount: &Mount, why: String) -> Result<(), String> {
     let outcome = mount.outcome().ok_or_else(|| why.clone())?;
-    warn!(why, "deleted files that were open may stay on the server as .nfs*");
+    warn!(why, "removals and renames may be unfinished: their files may be on the server as .nfs*");
     outcome.map_err(|error| error.to_string())
 }
 
