@@ -7,6 +7,7 @@ use proto::nfs3::Status;
 use tokio::runtime::Handle;
 use tokio::sync::OwnedMutexGuard;
 
+use super::superblock::InProgress;
 use super::{Inode, lock, to_the_end};
 use crate::Result;
 use crate::cache::change::Evidence;
@@ -62,28 +63,33 @@ impl Hold {
     /// Ends the hold. The last one of a removed file removes its silly rename, also if this is
     /// dropped.
     pub(crate) async fn end(mut self) {
-        if self.count_end() {
-            let removal = remove_unless_held(Arc::clone(&self.inode));
-            to_the_end(self.inode.superblock(), removal).await;
+        if let Some(removal) = self.count_end() {
+            let inode = Arc::clone(&self.inode);
+            let remove = async move {
+                remove_unless_held(inode).await;
+                drop(removal);
+            };
+            to_the_end(self.inode.superblock(), remove).await;
         }
     }
 
-    /// Counts the end, once. Returns whether there is something to remove.
-    fn count_end(&mut self) -> bool {
+    /// Counts the end, once. Begins a removal if there is something to remove.
+    fn count_end(&mut self) -> Option<InProgress> {
         if std::mem::replace(&mut self.is_ended, true) {
-            return false;
+            return None;
         }
-        let Ok(file) = self.inode.file() else { return false };
+        let (file, superblock) = (self.inode.file().ok()?, self.inode.superblock());
         let mut opens = lock(&file.opens);
         opens.holds -= 1;
-        self.inode.superblock().file_closed();
-        opens.holds == 0 && !opens.silly_renames.is_empty()
+        superblock.file_closed();
+        let has_ended = opens.holds == 0 && !opens.silly_renames.is_empty();
+        has_ended.then(|| superblock.begin_silly_removal())
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        if self.count_end()
+        if let Some(removal) = self.count_end()
             && let Ok(runtime) = Handle::try_current()
         {
             let inode = Arc::clone(&self.inode);
@@ -94,7 +100,7 @@ impl Drop for Hold {
                     written.commit().await;
                 }
                 remove_unless_held(inode).await;
-                drop(closing);
+                drop((removal, closing));
             });
         }
     }

@@ -29,19 +29,34 @@ pub(crate) struct Superblock {
     open_files: AtomicUsize,
     /// Closes in progress, and removals of names.
     closes: watch::Sender<usize>,
+    /// Removals of silly names in progress.
+    silly_removals: watch::Sender<usize>,
     write_pairs: WritePairs,
     /// An error of written data that was reported to no open file, of an inode that is dropped.
     lost: Mutex<Option<Error>>,
     on_foreign_change: OnceLock<ForeignChangeListener>,
 }
 
-/// A close or the removal of a name in progress.
-pub(crate) struct CloseGuard(watch::Sender<usize>);
+/// One of what a counter counts, until it is dropped.
+pub(crate) struct InProgress(watch::Sender<usize>);
 
-impl Drop for CloseGuard {
-    fn drop(&mut self) {
-        self.0.send_modify(|closes| *closes -= 1);
+impl InProgress {
+    fn begin(counter: &watch::Sender<usize>) -> Self {
+        counter.send_modify(|count| *count += 1);
+        Self(counter.clone())
     }
+}
+
+impl Drop for InProgress {
+    fn drop(&mut self) {
+        self.0.send_modify(|count| *count -= 1);
+    }
+}
+
+/// Waits until nothing that `counter` counts is in progress.
+async fn ended(counter: &watch::Sender<usize>) {
+    // There is a sender.
+    let _ = counter.subscribe().wait_for(|count| *count == 0).await;
 }
 
 /// Called with the handle of an open file that another client has changed.
@@ -74,6 +89,7 @@ impl Superblock {
             listing: Arc::new(listing),
             open_files: AtomicUsize::new(0),
             closes: watch::Sender::new(0),
+            silly_removals: watch::Sender::new(0),
             write_pairs: WritePairs::default(),
             lost: Mutex::default(),
             on_foreign_change: OnceLock::new(),
@@ -123,16 +139,23 @@ impl Superblock {
     }
 
     /// A file is being closed, or a name removed, until the guard is dropped.
-    pub(crate) fn begin_close(&self) -> CloseGuard {
-        self.closes.send_modify(|closes| *closes += 1);
-        CloseGuard(self.closes.clone())
+    pub(crate) fn begin_close(&self) -> InProgress {
+        InProgress::begin(&self.closes)
     }
 
     /// Waits until no file is being closed and no name removed.
     pub(crate) async fn closes_ended(&self) {
-        let mut closes = self.closes.subscribe();
-        // `self` has a sender.
-        let _ = closes.wait_for(|closes| *closes == 0).await;
+        ended(&self.closes).await;
+    }
+
+    /// A silly name is being removed until the guard is dropped.
+    pub(crate) fn begin_silly_removal(&self) -> InProgress {
+        InProgress::begin(&self.silly_removals)
+    }
+
+    /// Waits until no silly name is being removed.
+    pub(crate) async fn silly_removals_ended(&self) {
+        ended(&self.silly_removals).await;
     }
 
     /// Whether any file of the mount is open or being opened.

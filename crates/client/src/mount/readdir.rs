@@ -37,6 +37,8 @@ impl Operations {
         let directory = self.dirs.get(fh).ok_or(Refusal(Errno::BADF))?;
         if cookie == 0 {
             // rewinddir(3): the listing has to show the current names.
+            // A program that has closed a removed file does not expect its silly name.
+            node.inode.superblock().silly_removals_ended().await;
             directory.rewind().await?;
         }
         let names = directory.entries_after(cookie).await?;
