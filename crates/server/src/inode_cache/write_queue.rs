@@ -290,7 +290,9 @@ impl Drop for BatchDuty {
                 Some(mut duty) => duty.is_done = true,
             }
         }
-        let unanswered = batches.pop_back();
+        // No task waits for those that were left. Behind them may be a batch with a duty of its
+        // own.
+        let unanswered = if self.is_of_left { batches.pop_front() } else { batches.pop_back() };
         drop(batches);
         drop(unanswered);
     }

@@ -98,6 +98,22 @@ fn what_is_left_is_carried_out_before_a_change_that_came_later() {
 }
 
 #[test]
+fn a_write_behind_those_that_were_left_and_given_up_is_carried_out() {
+    let (queue, lock) = (Arc::new(WriteQueue::default()), InodeLock::default());
+    let duty = queue.join(write(0).0, &lock).expect("it begins a batch");
+    for given_up in 1..100 {
+        assert!(queue.join(write(given_up).0, &lock).is_none());
+    }
+    let (_, next) = duty.take(&lock);
+    queue.close();
+    let (behind, _task) = write(200);
+    let own = queue.join(behind, &lock).expect("it begins a batch");
+    drop(next.expect("36 are left"));
+    assert_eq!(queue.len(), 1);
+    assert_eq!(offsets(&own.take(&lock).0), [200]);
+}
+
+#[test]
 fn writes_do_not_wait_for_a_task_that_has_ended() {
     let (queue, lock) = (Arc::new(WriteQueue::default()), InodeLock::default());
     let (first, mut woken) = write(0);
