@@ -335,8 +335,9 @@ def metrics_of_version_4_are_exactly_what_the_client_did():
         client.close_file(handle, stateid)
         # A reply counts as sent when the kernel has taken it, which the client may notice earlier.
         deadline = time.monotonic() + PATIENCE_SECS
-        while phase(samples := parsed(address), "send") < client.calls:
-            check(time.monotonic() < deadline, "not all replies are counted as sent")
+        while (sent := phase(samples := parsed(address), "send")) < client.calls:
+            missing = f"{sent} of {client.calls} replies are counted as sent"
+            check(time.monotonic() < deadline, f"{missing}: {samples if sent else None}")
         client.close()
     expected = {
         (OPERATIONS[code], STATUSES[status]): count

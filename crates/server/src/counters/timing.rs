@@ -1,7 +1,7 @@
 //! Whether calls are timed, and how long their parts take.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use proto::{nfs3, nfs4};
 
@@ -101,44 +101,45 @@ impl PhaseTimes {
 }
 
 /// Times calls while something reads the times: the metrics, or a command until a while ago.
+///
+/// One number, so that a tick and a request to time cannot each undo a part of the other.
 #[derive(Debug, Default)]
-pub(crate) struct Timing {
-    is_on: AtomicBool,
-    always: AtomicBool,
-    /// Seconds that remain of what a command asked for.
-    seconds_left: AtomicU64,
-}
+pub(crate) struct Timing(AtomicU64);
 
 impl Timing {
+    /// Set while the metrics read the times. The other bits are the seconds that remain of what a
+    /// command asked for.
+    const ALWAYS: u64 = 1 << 63;
+
     /// Times calls from now on.
     pub(crate) fn keep_on(&self) {
-        self.always.store(true, Ordering::Relaxed);
-        self.is_on.store(true, Ordering::Relaxed);
+        self.0.fetch_or(Self::ALWAYS, Ordering::Relaxed);
     }
 
     /// Times calls for some seconds.
     pub(crate) fn keep_on_for(&self, seconds: u64) {
-        self.seconds_left.fetch_max(seconds, Ordering::Relaxed);
-        self.is_on.store(true, Ordering::Relaxed);
+        self.update(|left| left.max(seconds.min(Self::ALWAYS - 1)));
     }
 
     /// To be called once a second.
     pub(crate) fn tick(&self) {
-        let less = |left: u64| Some(left.saturating_sub(1));
-        let left = self.seconds_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
-        if left.is_ok_and(|before| before <= 1) && !self.always.load(Ordering::Relaxed) {
-            self.is_on.store(false, Ordering::Relaxed);
-        }
+        self.update(|left| left.saturating_sub(1));
     }
 
     /// Whether calls are timed.
     pub(crate) fn is_on(&self) -> bool {
-        self.is_on.load(Ordering::Relaxed)
+        self.0.load(Ordering::Relaxed) > 0
     }
 
     /// Whether a command reads the times: those by client are of no metric.
     pub(crate) fn is_watched(&self) -> bool {
-        self.seconds_left.load(Ordering::Relaxed) > 0
+        self.0.load(Ordering::Relaxed) & !Self::ALWAYS > 0
+    }
+
+    /// Changes the seconds that remain.
+    fn update(&self, change: impl Fn(u64) -> u64) {
+        let changed = |state: u64| Some(state & Self::ALWAYS | change(state & !Self::ALWAYS));
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed).ok();
     }
 
     /// The time now, if calls are timed: one load if not.
@@ -163,6 +164,23 @@ mod tests {
         timing.keep_on();
         timing.tick();
         assert!(timing.start().is_some() && !timing.is_watched());
+        timing.keep_on_for(1);
+        assert!(timing.is_watched());
+        timing.tick();
+        assert!(timing.start().is_some() && !timing.is_watched());
+    }
+
+    #[test]
+    fn a_tick_beside_a_request_to_time_does_not_undo_it() {
+        for _ in 0..2_000 {
+            let timing = Timing::default();
+            std::thread::scope(|threads| {
+                threads.spawn(|| timing.tick());
+                timing.keep_on();
+                timing.keep_on_for(5);
+            });
+            assert!(timing.is_on() && timing.is_watched());
+        }
     }
 
     #[test]
