@@ -28,10 +28,7 @@
 //! write_at(fd.as_fd(), &data, range.offset())?;
 //! intent.enroll(&fd, range);
 //!
-//! rustix::fs::fsync(&fd)?;
-//! if let Some(error) = file.take_error() {
-//!     return Err(error.into());
-//! }
+//! file.flush(|| Ok(rustix::fs::fsync(&fd)?))?;
 //! # Ok(())
 //! # }
 //! ```
@@ -112,7 +109,8 @@ pub struct WriteBehindCounts {
     pub bytes_written_back: u64,
     /// Bytes dropped from the page cache when they were clean.
     pub bytes_dropped: u64,
-    /// Bytes left there because they were cached before they were written.
+    /// Bytes left there because they were cached before they were written, or their write-back may
+    /// have failed.
     pub bytes_kept: u64,
     /// Bytes that could not be dropped: mapped by a process, in a folio with others, or in use.
     pub bytes_stuck: u64,

@@ -40,6 +40,8 @@ struct FileState {
     is_at_disk: bool,
     /// How often a thread has returned from that.
     returns: u64,
+    /// Flushes under way, each of which may take an error of the window's descriptor.
+    flushes: u64,
     error: Option<Errno>,
     /// Nothing enters any more.
     released: bool,
@@ -67,6 +69,7 @@ impl WriteBehindFile {
             place: Place::default(),
             is_at_disk: false,
             returns: 0,
+            flushes: 0,
             error: None,
             released: false,
         };
@@ -183,13 +186,41 @@ impl WriteBehindFile {
         }
     }
 
+    /// Runs `sync`, an `fsync` of the file, and takes the error that the window has met.
+    ///
+    /// The kernel reports an error once for each open file description, and not of which pages. So
+    /// what is finished while `sync` runs leaves the page cache only when that has succeeded; after
+    /// an error nothing does that is in the window by then. Writers are not held up.
+    ///
+    /// # Errors
+    /// That of `sync`; that of [`take_error`](Self::take_error). Both are reported by this call.
+    pub fn flush(self: &Arc<Self>, sync: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        self.lock().flushes += 1;
+        let flushed = sync();
+        let mut state = self.lock();
+        if flushed.is_err() {
+            state.runs.keep_all();
+        }
+        state.flushes -= 1;
+        if state.flushes == 0 {
+            state.runs.flush_ended(Instant::now());
+        }
+        let grants = self.book(&mut state, Arrival::default(), None);
+        drop(state);
+        grants.deliver();
+        // Also after an error, or the next flush would fail for one that is reported now.
+        let written_behind = self.take_error();
+        flushed?;
+        written_behind.map_or(Ok(()), Err)
+    }
+
     /// The first error of a background write-back since the last call. If a thread begins one, or
     /// waits for one, it is waited for, so this may block for as long as the disk takes for some
     /// MiB.
     ///
     /// Waiting for write-back consumes the error that the kernel keeps for each open file. So an
-    /// `fsync` of a descriptor that was enrolled proves nothing by itself; together with this call,
-    /// made after it, it does.
+    /// `fsync` of a descriptor that was enrolled proves nothing by itself, and is called by
+    /// [`flush`](Self::flush).
     #[must_use]
     pub fn take_error(&self) -> Option<io::Error> {
         let mut state = self.lock();
@@ -266,7 +297,8 @@ impl WriteBehindFile {
         state.runs.began(Instant::now());
     }
 
-    /// Waits until the batch at work is clean; whether it is. If not, the window is done with it.
+    /// Waits until the batch at work is clean; whether it is and may be dropped. If it is not, the
+    /// window is done with it.
     fn wait(&self, fd: &OwnedFd, method: Method, step: &Step) -> bool {
         let outcome = match method {
             Method::Ranges => all_ranges(&step.ranges, |range| pages::finish(fd.as_fd(), range)),
@@ -276,16 +308,24 @@ impl WriteBehindFile {
         let mut state = self.lock();
         self.has_returned(&mut state);
         match outcome {
+            // The flush under way may have taken the error of this batch.
+            Ok(true) if state.flushes > 0 => {
+                state.runs.put_off();
+                return false;
+            }
             Ok(true) => return true,
             Ok(false) => {
                 let forgotten = bytes_of(&step.ranges);
                 self.shared.count(|counts| counts.bytes_forgotten += forgotten);
                 state.method = Some(Method::Nothing);
             }
-            Err(error) => self.note_error(&mut state, &step.ranges, error),
+            // It may be that of another batch, whose own wait will not report it. Pages that could
+            // not be written stay cached: readers see the data until the writer gets the error.
+            Err(error) => {
+                self.note_error(&mut state, &step.ranges, error);
+                state.runs.keep_all();
+            }
         }
-        // Pages that could not be written stay cached: readers see the data until the writer gets
-        // the error.
         state.runs.finished(Vec::new(), Instant::now());
         false
     }
@@ -521,12 +561,32 @@ mod tests {
         written: File,
         fd_of: impl FnOnce(File) -> OwnedFd,
     ) -> Arc<WriteBehindFile> {
-        let range = ByteRange::new(0, 4096).unwrap();
         let file = window.file(DISK);
-        let intent = file.before_write(written.as_fd(), range, file.room_blocking(4096));
-        write_at(written.as_fd(), &[1; 4096], 0).unwrap();
-        intent.enroll(&Arc::new(fd_of(written)), range);
+        let fd = written.try_clone().unwrap();
+        enroll_page(&file, fd.as_fd(), &Arc::new(fd_of(written)), 0);
         file
+    }
+
+    fn page(index: u64) -> ByteRange {
+        ByteRange::new(index * 4096, 4096).unwrap()
+    }
+
+    /// Writes a page through `written`, to be written back through `fd`.
+    fn enroll_page(
+        file: &Arc<WriteBehindFile>,
+        written: BorrowedFd<'_>,
+        fd: &Arc<OwnedFd>,
+        index: u64,
+    ) {
+        let range = page(index);
+        let intent = file.before_write(written, range, file.room_blocking(4096));
+        write_at(written, &[1; 4096], range.offset()).unwrap();
+        intent.enroll(fd, range);
+    }
+
+    /// A file with nothing in its window, and a descriptor of it.
+    fn empty(window: &WriteBehind) -> (Arc<WriteBehindFile>, Arc<OwnedFd>) {
+        (window.file(DISK), Arc::new(tempfile::tempfile().unwrap().into()))
     }
 
     #[test]
@@ -560,6 +620,65 @@ mod tests {
         let cached = cache_state(usable.as_fd(), ByteRange::starting_at(0)).unwrap();
         assert_eq!(cached.expect("the file is ours").cached, 0);
         assert!(file.take_error().is_some(), "of the start");
+    }
+
+    /// The kernel reports an error to the first who waits, for whichever batch that is.
+    #[test]
+    fn an_error_keeps_in_the_page_cache_what_other_batches_had_begun() {
+        let window = idle_window();
+        let (file, fd) = empty(&window);
+        let unusable = Arc::new(path_only(File::from(fd.try_clone().unwrap())));
+        for index in [0, 1] {
+            enroll_page(&file, fd.as_fd(), &fd, index);
+            file.step(Urgency::Pressed);
+        }
+        // The kernel may have tried to write also what has yet to begin.
+        enroll_page(&file, fd.as_fd(), &fd, 2);
+        // Then waiting for the first batch comes before that.
+        std::thread::sleep(Duration::from_millis(30));
+        file.lock().fd = Some(unusable);
+        file.step(Urgency::Relaxed);
+        assert_eq!(window.counts().errors, 1, "the first batch has failed");
+        file.lock().fd = Some(Arc::clone(&fd));
+        (0..4).for_each(|_| file.step(Urgency::Draining));
+        assert!(file.lock().runs.is_empty());
+        assert_eq!((window.counts().bytes_kept, window.counts().bytes_dropped), (8192, 0));
+        assert!(file.take_error().is_some());
+    }
+
+    #[test]
+    fn a_failed_flush_keeps_in_the_page_cache_what_had_begun() {
+        let window = idle_window();
+        let (file, fd) = empty(&window);
+        enroll_page(&file, fd.as_fd(), &fd, 0);
+        file.step(Urgency::Pressed);
+        let flushed = file.flush(|| Err(Errno::IO.into()));
+        assert_eq!(flushed.unwrap_err().raw_os_error(), Some(Errno::IO.raw_os_error()));
+        file.step(Urgency::Pressed);
+        assert_eq!((window.counts().bytes_kept, window.counts().bytes_dropped), (4096, 0));
+        assert!(file.take_error().is_none());
+    }
+
+    #[test]
+    fn a_batch_finished_during_a_flush_leaves_when_that_has_succeeded() {
+        for succeeds in [true, false] {
+            let window = idle_window();
+            let (file, fd) = empty(&window);
+            enroll_page(&file, fd.as_fd(), &fd, 0);
+            file.step(Urgency::Pressed);
+            let flushed = file.flush(|| {
+                file.step(Urgency::Pressed);
+                assert_eq!(window.counts().bytes_dropped, 0, "the flush may take its error");
+                assert_eq!(file.lock().runs.charged(), 0, "no writer waits for the flush");
+                if succeeds { Ok(()) } else { Err(Errno::IO.into()) }
+            });
+            assert_eq!(flushed.is_ok(), succeeds);
+            file.step(Urgency::Pressed);
+            assert_eq!(window.counts().bytes_dropped, if succeeds { 4096 } else { 0 });
+            file.queue_again(&mut file.lock()).deliver();
+            assert!(file.is_idle());
+            assert_eq!(Arc::strong_count(&fd), 1);
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags, open};
+use rustix::io::Errno;
 use rustix::param::page_size;
 use shuttle::{future, thread};
 
@@ -208,7 +209,7 @@ fn errors_are_asked_for_and_files_cut_while_data_leaves() {
                 for page in 0..3 {
                     future::block_on(file.clone().write(pages(page, 1)));
                     // As a COMMIT does: it waits for a write-back that is under way.
-                    assert!(file.file.take_error().is_none());
+                    file.file.flush(|| Ok(())).expect("the disk takes all");
                 }
             }
         });
@@ -236,6 +237,28 @@ fn the_error_of_a_write_back_that_has_begun_reaches_the_next_flush() {
         let error = file.file.take_error();
         assert!(error.is_some() || !has_begun, "the flush misses an error");
         window.shutdown();
+    });
+}
+
+/// The flush may take the error of whatever the window waits for meanwhile.
+#[test]
+fn what_leaves_the_disk_during_a_flush_leaves_the_page_cache_if_that_succeeds() {
+    let fd = empty_file();
+    check(500, move || {
+        let window = window(3, 2);
+        let file = Enrolled::new(&window, 3, &fd);
+        let succeeds = below(2) == 0;
+        let flushed = file.file.flush(|| {
+            // The last one waits for the room of another, and not for the flush.
+            for page in 0..3 {
+                future::block_on(file.clone().write(pages(page, 1)));
+            }
+            if succeeds { Ok(()) } else { Err(Errno::IO.into()) }
+        });
+        assert_eq!(flushed.is_ok(), succeeds);
+        file.check_empty();
+        let expected = if succeeds { 3 * page_size() as u64 } else { 0 };
+        assert_eq!(window.counts().bytes_dropped, expected);
     });
 }
 

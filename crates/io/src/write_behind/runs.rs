@@ -10,6 +10,8 @@
 //!                                                                           leftovers
 //!                                                             (clean, but not yet dropped)
 //! ```
+//!
+//! While a flush is under way, finished batches are `doubtful`. At its end they become leftovers.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -59,11 +61,14 @@ pub(super) struct Runs {
     /// Clean pages that could not be dropped and lie beside pages that are still to be written: a
     /// folio holds them together, and leaves when all of it may.
     deferred: RangeSet,
+    /// Pages that seem clean, while a flush is under way that may have taken their error.
+    doubtful: RangeSet,
     /// The batch that a thread is at work on.
     working: Option<(Action, Batch)>,
     /// Pages that a write in progress is about to change.
     announced: Vec<ByteRange>,
-    /// Pages of the window that were cached before it touched them and are to stay so.
+    /// Pages of the window that are to stay cached: they were before it touched them, or their
+    /// write-back may have failed.
     keep: RangeSet,
     /// The end of the furthest byte that arrived since the file entered the window.
     furthest: u64,
@@ -131,6 +136,7 @@ impl Runs {
             started: VecDeque::new(),
             leftovers: VecDeque::new(),
             deferred: RangeSet::default(),
+            doubtful: RangeSet::default(),
             working: None,
             announced: Vec::new(),
             keep: RangeSet::default(),
@@ -142,7 +148,10 @@ impl Runs {
 
     /// Whether nothing of the file is in the window. (Writes may be announced.)
     pub(super) fn is_empty(&self) -> bool {
-        self.is_clean() && self.leftovers.is_empty() && self.working.is_none()
+        self.is_clean()
+            && self.leftovers.is_empty()
+            && self.doubtful.is_empty()
+            && self.working.is_none()
     }
 
     fn is_clean(&self) -> bool {
@@ -221,6 +230,7 @@ impl Runs {
         self.leftovers.retain(|batch| !batch.ranges.is_empty());
         self.keep.remove(gone);
         self.deferred.remove(gone);
+        self.doubtful.remove(gone);
         self.furthest = self.furthest.min(new_len);
         self.started_bytes = self.recount();
         self.leave_if_empty();
@@ -245,7 +255,11 @@ impl Runs {
         assert!(self.working.is_none(), "one step at a time");
         let waits = urgency == Urgency::Relaxed;
         let mut edges = 0;
-        let (action, batch) = if self.started.len() > STARTED_MAX {
+        let was_put_off = |batch: &mut Batch| batch.tries == 0;
+        let (action, batch) = if let Some(batch) = self.leftovers.pop_front_if(was_put_off) {
+            // First: they fill memory beyond the bound of the window.
+            (Action::Retry, batch)
+        } else if self.started.len() > STARTED_MAX {
             (Action::Finish, self.take_started()?)
         } else if let Some((ranges, given_up)) = self.take_dirty(now, urgency) {
             edges = given_up;
@@ -271,10 +285,16 @@ impl Runs {
     }
 
     /// The parts of the current batch that may be dropped now that they are clean. Excludes ranges
-    /// that are or will be written again: a half-filled page must await its neighbour.
+    /// that are or will be written again: a half-filled page must await its neighbour, and the
+    /// error of one that was written again since it was clean may still come.
     pub(super) fn droppable(&self) -> Droppable {
-        let Some((_, batch)) = &self.working else { return Droppable::default() };
+        let Some((action, batch)) = &self.working else { return Droppable::default() };
         let mut ranges = batch.ranges.clone();
+        if *action == Action::Retry {
+            let again = self.started.iter().flat_map(|batch| &batch.ranges).copied();
+            let again = again.chain(self.doubtful.within(ByteRange::starting_at(0)));
+            again.for_each(|pages| subtract(&mut ranges, pages));
+        }
         for &range in &batch.ranges {
             self.dirty.pages_in(range).for_each(|pages| subtract(&mut ranges, pages));
         }
@@ -303,7 +323,8 @@ impl Runs {
         });
         let left_bytes = bytes_of(&left);
         let tries = batch.tries + 1;
-        let given_up = tries >= TRIES_MAX || self.leftovers.len() >= LEFTOVERS_MAX;
+        let retries = self.leftovers.iter().filter(|batch| batch.tries > 0).count();
+        let given_up = tries >= TRIES_MAX || retries >= LEFTOVERS_MAX;
         if !left.is_empty() && !given_up {
             let at = now + RETRY_AFTER * tries;
             let index = self.leftovers.partition_point(|other| other.at <= at);
@@ -311,6 +332,51 @@ impl Runs {
         }
         self.stop_keeping(&batch.ranges);
         self.leave_if_empty() + if given_up { left_bytes } else { 0 }
+    }
+
+    /// The batch at work seems clean, but a flush is under way that may have taken its error: it is
+    /// dropped after [`flush_ended`](Self::flush_ended).
+    pub(super) fn put_off(&mut self) {
+        let Some((_, batch)) = self.working.take() else { return };
+        self.started_bytes -= bytes_of(&batch.ranges);
+        batch.ranges.into_iter().for_each(|pages| self.doubtful.insert(pages));
+        self.leave_if_empty();
+    }
+
+    /// No flush is under way any more. What was put off for one is dropped next.
+    pub(super) fn flush_ended(&mut self, now: Instant) {
+        let doubtful = std::mem::take(&mut self.doubtful);
+        let mut batch = Batch { ranges: Vec::new(), at: now, tries: 0 };
+        let mut batch_bytes = 0;
+        // In the sizes of write-backs: a step of all of it would hold up the file for long.
+        for range in doubtful.within(ByteRange::starting_at(0)) {
+            batch_bytes += range.len();
+            batch.ranges.push(range);
+            if batch_bytes >= self.limits.run_bytes {
+                let next = Batch { ranges: Vec::new(), at: now, tries: 0 };
+                self.leftovers.push_front(std::mem::replace(&mut batch, next));
+                batch_bytes = 0;
+            }
+        }
+        if !batch.ranges.is_empty() {
+            self.leftovers.push_front(batch);
+        }
+    }
+
+    /// A write-back has failed, which may be that of any page in the window: all of them stay in
+    /// the page cache.
+    pub(super) fn keep_all(&mut self) {
+        let everywhere = ByteRange::starting_at(0);
+        let working = self.working.iter().map(|(_, batch)| batch);
+        let batches = self.started.iter().chain(&self.leftovers).chain(working);
+        let ours = batches
+            .flat_map(|batch| &batch.ranges)
+            .chain(&self.announced)
+            .copied()
+            .chain(self.dirty.pages_in(everywhere))
+            .chain(self.deferred.within(everywhere))
+            .chain(self.doubtful.within(everywhere));
+        ours.for_each(|pages| self.keep.insert(pages));
     }
 
     /// Whether an arrival comes late. A range that continues a run, or the arrival before it, is a
@@ -437,7 +503,10 @@ impl Runs {
             return 0;
         }
         (self.cursor, self.furthest, self.last_end) = (0, 0, 0);
-        self.deferred.remove(ByteRange::starting_at(0))
+        let everywhere = ByteRange::starting_at(0);
+        let given_up = self.deferred.remove(everywhere);
+        self.stop_keeping(&[everywhere]);
+        given_up
     }
 
     fn recount(&self) -> u64 {
@@ -456,7 +525,8 @@ impl Runs {
             let ours = batch.ranges[first..].iter().take_while(|ours| ours.offset() < pages.end());
             ours.for_each(|&ours| subtract(&mut parts, ours));
         }
-        self.deferred.within(pages).for_each(|ours| subtract(&mut parts, ours));
+        let waiting = self.deferred.within(pages).chain(self.doubtful.within(pages));
+        waiting.for_each(|ours| subtract(&mut parts, ours));
         self.announced.iter().for_each(|&ours| subtract(&mut parts, ours));
         parts
     }

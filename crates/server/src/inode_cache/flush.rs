@@ -66,20 +66,14 @@ impl Inode {
     /// system, which takes no other descriptor than the root's. So an error is always that of a
     /// flush, and means that data may be lost.
     fn flush_now(&self, what: Flush) -> Result<(), Status> {
-        let flushed = match (self.descriptor_for_flush(), what) {
-            (Some(fd), Flush::Data) => rustix::fs::fdatasync(&*fd),
-            (Some(fd), Flush::All) => rustix::fs::fsync(&*fd),
+        let fd = self.descriptor_for_flush();
+        let flush = || match (&fd, what) {
+            (Some(fd), Flush::Data) => rustix::fs::fdatasync(&**fd),
+            (Some(fd), Flush::All) => rustix::fs::fsync(&**fd),
             (None, _) => rustix::fs::syncfs(self.root.directory()),
         };
-        // The window waits for write-back on the same descriptor, which takes the error from it.
-        // Taken also when the flush has failed: both are reported now, or the next flush would fail
-        // for an error that its caller has got already.
-        let written_behind = self.state.take_window_error();
-        flushed?;
-        match written_behind {
-            None => Ok(()),
-            Some(error) => Err(error.into()),
-        }
+        // The window waits for write-back on the same descriptor: each takes errors of the other.
+        Ok(self.state.flush_with_window(|| Ok(flush()?))?)
     }
 }
 

@@ -115,9 +115,23 @@ impl InodeState {
         }
     }
 
-    /// The error of a write-back that the window has waited for, once.
-    pub(super) fn take_window_error(&self) -> Option<std::io::Error> {
-        self.window().and_then(|window| window.take_error())
+    /// Runs `sync`, which flushes it, with its view of the window, if it has one.
+    ///
+    /// # Errors
+    /// As [`WriteBehindFile::flush`].
+    pub(super) fn flush_with_window(
+        &self,
+        sync: impl FnOnce() -> std::io::Result<()>,
+    ) -> std::io::Result<()> {
+        if let Some(window) = self.window() {
+            return window.flush(sync);
+        }
+        let synced = sync();
+        // A WRITE may have made it meanwhile.
+        match self.window() {
+            Some(window) => window.flush(|| synced),
+            None => synced,
+        }
     }
 
     fn window(&self) -> Option<&Arc<WriteBehindFile>> {

@@ -351,10 +351,91 @@ fn truncation_forgets_what_is_gone() {
     assert_eq!(runs.insert(pages(0, 1), now), Arrival::default());
 }
 
+/// Finishes the batch at work while a flush is under way.
+fn put_off(runs: &mut Runs, now: Instant) {
+    assert_eq!(runs.next(now, Urgency::Draining).unwrap().action, Action::Finish);
+    runs.put_off();
+}
+
+#[test]
+fn what_was_put_off_for_a_flush_is_dropped_after_it() {
+    let (mut runs, now) = (Runs::new(LIMITS), Instant::now());
+    for first in [0, 4] {
+        runs.insert(pages(first, 4), now);
+        started(&mut runs, now, Urgency::Pressed);
+    }
+    put_off(&mut runs, now);
+    put_off(&mut runs, now);
+    assert_eq!((runs.charged(), runs.is_empty(), runs.due(now)), (0, false, None));
+    assert_eq!(runs.next(now, Urgency::Draining), None, "the flush is under way");
+    assert_eq!(runs.announce(pages(0, 9)), [pages(8, 1)], "they are in the window");
+    runs.withdraw(pages(0, 9));
+    // Written again, and not known to be clean.
+    runs.insert(pages(1, 1), now);
+    started(&mut runs, now, Urgency::Pressed);
+    runs.insert(pages(3, 1), now);
+    started(&mut runs, now, Urgency::Pressed);
+    put_off(&mut runs, now);
+    runs.truncate(7 * PAGE);
+    runs.flush_ended(now);
+    // The next flush is under way.
+    assert_eq!(runs.due(now), Some(now));
+    let step = runs.next(now, Urgency::Relaxed).unwrap();
+    assert_eq!((step.action, step.ranges), (Action::Retry, vec![pages(0, 7)]));
+    assert_eq!(runs.droppable().ranges, [pages(0, 3), pages(4, 3)]);
+    runs.finished(Vec::new(), now);
+    put_off(&mut runs, now);
+    runs.insert(pages(3, 1), now);
+    runs.flush_ended(now);
+    runs.next(now, Urgency::Relaxed).unwrap();
+    assert_eq!(runs.droppable(), Droppable::default(), "it will be written again");
+}
+
+#[test]
+fn an_error_keeps_all_pages_until_they_leave_the_window() {
+    let (mut runs, now) = (Runs::new(LIMITS), Instant::now());
+    for first in [0, 4, 8] {
+        runs.insert(pages(first, 4), now);
+        started(&mut runs, now, Urgency::Pressed);
+    }
+    put_off(&mut runs, now);
+    // What is being written may have been written back already.
+    runs.announce(pages(20, 1));
+    runs.insert(range(30 * PAGE, 10), now);
+    let step = runs.next(now, Urgency::Draining).unwrap();
+    assert_eq!(step.action, Action::Start);
+    runs.keep_all();
+    runs.began(now);
+    runs.insert(pages(20, 1), now);
+    runs.withdraw(pages(20, 1));
+    runs.insert(pages(40, 1), now);
+    runs.flush_ended(now);
+    let mut dropped = Vec::new();
+    while let Some(step) = runs.next(now, Urgency::Draining) {
+        match step.action {
+            Action::Start => runs.began(now),
+            Action::Finish | Action::Retry => {
+                dropped.extend(runs.droppable().ranges);
+                runs.finished(Vec::new(), now);
+            }
+        }
+    }
+    assert_eq!(dropped, [pages(40, 1)], "it was written after the error");
+    assert!(runs.is_empty() && runs.keep.is_empty());
+}
+
 #[derive(Clone, Debug)]
 enum Event {
-    Write { offset: u64, len: u64 },
-    Announce { offset: u64, len: u64 },
+    /// Begins a flush, or ends it; whether that fails.
+    Flush(bool),
+    Write {
+        offset: u64,
+        len: u64,
+    },
+    Announce {
+        offset: u64,
+        len: u64,
+    },
     Step(Urgency),
     Truncate(u64),
     Pass(u64),
@@ -373,6 +454,7 @@ fn event() -> impl Strategy<Value = Event> {
         5 => urgency.prop_map(Event::Step),
         1 => offset.prop_map(Event::Truncate),
         3 => prop_oneof![0..700_u64, 0..6000_u64].prop_map(Event::Pass),
+        1 => any::<bool>().prop_map(Event::Flush),
     ]
 }
 
@@ -384,6 +466,9 @@ struct Model {
     dirty: RangeSet,
     /// Pages on their way to the disk, once for each time. Not kept if some pages stick.
     unclean: Vec<ByteRange>,
+    /// Pages finished during a flush. Not kept if some pages stick.
+    put_off: RangeSet,
+    flush_is_under_way: bool,
     some_stick: bool,
 }
 
@@ -399,19 +484,32 @@ impl Model {
                 let mut foreign = vec![whole];
                 let ours = self.dirty.within(whole).map(|bytes| bytes.widened_to(PAGE));
                 ours.chain(self.unclean.iter().copied())
+                    .chain(self.put_off.within(whole))
                     .for_each(|ours| subtract(&mut foreign, ours));
                 let asked = self.runs.announce(range(offset, len));
                 assert!(self.some_stick || asked == foreign, "{asked:?} {foreign:?}");
                 self.runs.withdraw(range(offset, len));
             }
             Event::Step(urgency) => drop(self.step(urgency)),
+            Event::Flush(fails) => self.flush(fails),
             Event::Truncate(len) => {
                 self.runs.truncate(len);
                 self.dirty.remove(ByteRange::starting_at(len));
                 let gone = ByteRange::starting_at(len.next_multiple_of(PAGE));
                 subtract_from_each(&mut self.unclean, gone);
+                self.put_off.remove(gone);
             }
             Event::Pass(millis) => self.now += ms(millis),
+        }
+    }
+
+    fn flush(&mut self, fails: bool) {
+        self.flush_is_under_way = !self.flush_is_under_way;
+        if !self.flush_is_under_way {
+            if fails {
+                self.runs.keep_all();
+            }
+            self.runs.flush_ended(self.now);
         }
     }
 
@@ -422,7 +520,8 @@ impl Model {
         assert!(ranges.windows(2).all(|pair| pair[0].end() < pair[1].offset()), "{ranges:?}");
         assert!(ranges.iter().all(|&range| range == range.widened_to(PAGE)), "{ranges:?}");
         assert!(!ranges.is_empty());
-        assert!(self.some_stick || bytes_of(&ranges) <= 2 * RUN, "{ranges:?}");
+        let is_one_batch = action != Action::Retry && !self.some_stick;
+        assert!(!is_one_batch || bytes_of(&ranges) <= 2 * RUN, "{ranges:?}");
         match action {
             Action::Start => {
                 self.runs.began(self.now);
@@ -432,19 +531,35 @@ impl Model {
                 }
                 self.unclean.extend(ranges.iter().filter(|_| !self.some_stick));
             }
+            Action::Finish if self.flush_is_under_way => {
+                self.runs.put_off();
+                self.end_unclean(&ranges);
+                for &range in ranges.iter().filter(|_| !self.some_stick) {
+                    self.put_off.insert(range);
+                }
+            }
             Action::Finish | Action::Retry => {
                 let dropped = self.runs.droppable().ranges;
                 assert!(dropped.iter().all(|&pages| self.dirty.within(pages).next().is_none()));
                 let sticks = |range: &ByteRange| self.some_stick && range.offset() / PAGE % 4 == 3;
                 let left: Vec<_> = dropped.into_iter().filter(sticks).collect();
                 self.runs.finished(left, self.now);
-                for range in ranges.iter().filter(|_| !self.some_stick) {
-                    let index = self.unclean.iter().position(|unclean| unclean == range);
-                    self.unclean.swap_remove(index.expect("it was on its way"));
+                match action {
+                    Action::Retry => ranges.iter().for_each(|&range| {
+                        self.put_off.remove(range);
+                    }),
+                    _ => self.end_unclean(&ranges),
                 }
             }
         }
         true
+    }
+
+    fn end_unclean(&mut self, ranges: &[ByteRange]) {
+        for range in ranges.iter().filter(|_| !self.some_stick) {
+            let index = self.unclean.iter().position(|unclean| unclean == range);
+            self.unclean.swap_remove(index.expect("it was on its way"));
+        }
     }
 
     fn check(&self) {
@@ -480,11 +595,16 @@ proptest! {
             now: Instant::now(),
             dirty: RangeSet::default(),
             unclean: Vec::new(),
+            put_off: RangeSet::default(),
+            flush_is_under_way: false,
             some_stick,
         };
         for event in events {
             model.apply(event);
             model.check();
+        }
+        if model.flush_is_under_way {
+            model.flush(false);
         }
         // Nothing comes any more: time alone empties it, and no step is promised in vain.
         let end = model.now + 2 * LIMITS.neighbour_wait + 2 * SETTLE + 6 * RETRY_AFTER;
@@ -496,6 +616,7 @@ proptest! {
         }
         prop_assert!(model.runs.is_empty());
         prop_assert!(model.dirty.is_empty() && model.unclean.is_empty());
+        prop_assert!(model.put_off.is_empty());
         prop_assert!(model.runs.keep.is_empty());
     }
 }
