@@ -253,6 +253,12 @@ impl Inode {
         matches!(direct, Ok(Some(Some(_))))
     }
 
+    /// Takes an alignment for that which the kernel reports.
+    #[cfg(test)]
+    pub(crate) fn believe_align(&self, align: DioAlign) {
+        self.file().unwrap().descriptors().set_align(Some(align));
+    }
+
     /// Notes that the kernel refused a direct request that fits the alignment it had reported.
     /// Returns whether that ended direct I/O for this file.
     pub(crate) fn direct_refused(&self, used: DioAlign) -> bool {

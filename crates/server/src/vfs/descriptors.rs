@@ -10,15 +10,15 @@ use crate::counters::Counter;
 use crate::fs::Status;
 use crate::inode_cache::{DataUse, DirectFile, Inode, Permitted, Reading, Writing};
 
-impl Vfs {
-    /// Notes that the kernel refused direct I/O that fits the alignment it had reported.
-    pub(super) fn note_refused(&self, file: &Arc<Inode>, used: DioAlign) {
-        file.root().counters.add(Counter::DirectRefused, 1);
-        if file.direct_refused(used) {
-            file.root().io_support.note_no_direct(|| file.root().name());
-        }
+/// Notes that the kernel refused direct I/O that fits the alignment it had reported.
+pub(super) fn note_refused(file: &Inode, used: DioAlign) {
+    file.root().counters.add(Counter::DirectRefused, 1);
+    if file.direct_refused(used) {
+        file.root().io_support.note_no_direct(|| file.root().name());
     }
+}
 
+impl Vfs {
     /// The descriptor for reading.
     pub(super) async fn reader(&self, file: &Permitted<Reading>) -> Result<Arc<OwnedFd>, Status> {
         match file.reader() {

@@ -9,7 +9,8 @@ use io::{
     Buffer, ByteRange, CacheState, ChangeWatches, Chunk, Fill, Payload, RangeGuard, RangeUse, Share,
 };
 
-use super::read_data::{Fetched, Read, Source, read_and_drop};
+use super::descriptors::note_refused;
+use super::read_data::{Fetched, Read, Source, read_and_drop, read_direct};
 use super::{Status, Vfs};
 use crate::counters::Counter;
 use crate::inode_cache::{Permitted, Reading};
@@ -211,6 +212,7 @@ impl FillSource {
     }
 
     /// Reads the range into the beginning of `buffer`, which has room for what direct I/O adds.
+    /// Nothing if the kernel refuses direct I/O, which is noted: the next fills will do without.
     fn read(&self, buffer: &mut [u8], range: ByteRange) -> Result<usize, Status> {
         let len = usize::try_from(range.len()).expect("a chunk");
         let direct = match &self.plan.source {
@@ -224,7 +226,11 @@ impl FillSource {
         };
         match direct.and_then(|file| Some((file, file.align.widen_read(range)?))) {
             Some((file, widened)) => {
-                Ok(io::read_direct(file.fd.as_fd(), buffer, &widened)?.min(len))
+                let got = read_direct(file, buffer, &widened)?;
+                if got.is_none() {
+                    note_refused(&self.file, file.align);
+                }
+                Ok(got.unwrap_or(0).min(len))
             }
             None => Ok(io::read_at(self.reader.as_fd(), &mut buffer[..len], range.offset())?),
         }
@@ -261,4 +267,104 @@ fn part_of<'a>(range: ByteRange, chunk: &Chunk, data: &'a [u8]) -> Option<&'a [u
     let part = chunk.range().intersection(range);
     let start = usize::try_from(part.offset() - chunk.range().offset()).ok()?;
     data.get(start..start + usize::try_from(part.len()).ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{FileExt, OpenOptionsExt};
+    use std::path::Path;
+    use std::time::Duration;
+
+    use io::{DioAlign, FileVersion, Identity, IoMode, IoPolicy};
+    use rustix::fs::{Advice, Mode, OFlags, fadvise};
+
+    use super::*;
+    use crate::config::{Config, Overrides};
+    use crate::fs::{Caller, OpenedFor, PATH_ONLY};
+    use crate::inode_cache::{Inode, InodeKey};
+    use crate::server::Server;
+    use crate::skip::skip_in_ci_too;
+    use crate::trace::CallId;
+
+    const FILE_BYTES: usize = (2 << 20) + 1000;
+    const TRANSFER: usize = 47_008;
+
+    async fn serve(dir: &Path) -> Server {
+        let text = format!(
+            "listen = \"127.0.0.1:0\"\nstate_dir = {:?}\n[[export]]\npath = {:?}",
+            dir.join("state"),
+            dir.join("export"),
+        );
+        let config = Config::parse(&text, Path::new("test.toml"), &Overrides::default()).unwrap();
+        Server::start(config).await.unwrap()
+    }
+
+    async fn open(server: &Server, path: &Path) -> Arc<Inode> {
+        let (vfs, exports) = (&server.service().vfs, server.service().exports.load_full());
+        let root = exports.root(exports.table.iter().next().unwrap());
+        let opened = rustix::fs::open(path, PATH_ONLY, Mode::empty()).unwrap();
+        let handle = root.identify(opened.as_fd()).unwrap();
+        let (fd, attributes) = root.open(&handle).unwrap();
+        let room = vfs.room(&InodeKey::new(root, handle), root.device()).await;
+        vfs.inode_cache.add(Arc::clone(root), handle, attributes.file_type, (fd, room))
+    }
+
+    /// READs the file in sequence; whether the last one is answered from what was read ahead.
+    async fn stream(vfs: &Vfs, file: &Arc<Inode>) -> bool {
+        let live = vfs.live_attributes(file).await.unwrap();
+        let (groups, opened, identity) = ([].into(), OpenedFor::default(), Identity::Server);
+        let caller =
+            Caller { uid: 0, gid: 0, groups, read_only: true, opened, client: None, identity };
+        let permitted = Permitted::check(&caller, file, &live, &vfs.engine).await.unwrap();
+        let changed = (live.ctime.seconds, live.ctime.nanoseconds);
+        let version = FileVersion { changed, size: live.size, changes: file.changes() };
+        let mut is_ahead = false;
+        for offset in (0..FILE_BYTES).step_by(TRANSFER) {
+            let end = FILE_BYTES.min(offset + TRANSFER);
+            let read = Read {
+                file: &permitted,
+                reader: vfs.reader(&permitted).await.unwrap(),
+                call: CallId::local(1, 1),
+                policy: IoPolicy { read: IoMode::DontCache, ..IoPolicy::default() },
+                range: ByteRange::between(offset as u64, end as u64),
+                attributes: file.lock.attributes(live),
+                version,
+            };
+            is_ahead = vfs.fetch_ahead(&read, &Source::DropBehind, true).await.is_some();
+            // What it has begun may end.
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        is_ahead
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn a_refusal_of_direct_io_ends_the_fills_that_meet_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("export/f");
+        std::fs::create_dir(dir.path().join("export")).unwrap();
+        std::fs::write(&path, vec![7; FILE_BYTES]).unwrap();
+        let local = std::fs::File::open(&path).unwrap();
+        local.sync_all().unwrap();
+        fadvise(&local, 0, None, Advice::DontNeed).unwrap();
+        let flags = OFlags::DIRECT.bits().cast_signed();
+        let direct = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(&path);
+        if !direct.is_ok_and(|direct| direct.read_at(&mut [0; 100], 1).is_err()) {
+            return skip_in_ci_too("no direct I/O here, or it takes every byte");
+        }
+        // Until its change time is not that of a change which may still go on.
+        tokio::time::sleep(Duration::from_millis(1200)).await;
+        let server = serve(dir.path()).await;
+        let file = open(&server, &path).await;
+        // The chunk at the end of the file does not fit what the kernel wants.
+        file.believe_align(DioAlign::new(1, 1, 1).unwrap());
+        let mut is_ahead = false;
+        // A fill is not begun while a place or a buffer is busy.
+        for _ in 0..10 {
+            is_ahead = is_ahead || stream(&server.service().vfs, &file).await;
+        }
+        let counters = &file.root().counters;
+        assert!(counters.value(Counter::DirectRefused) > 0);
+        assert!(counters.value(Counter::ReadAheadBytes) >= FILE_BYTES as u64);
+        assert!(is_ahead, "the chunk at the end is read again");
+    }
 }

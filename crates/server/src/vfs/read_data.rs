@@ -11,6 +11,7 @@ use io::{
 use rustix::io::Errno;
 
 use super::Vfs;
+use super::descriptors::note_refused;
 use super::io_plan::kernel_reads_ahead;
 use crate::counters::Counter;
 use crate::export::ExportRoot;
@@ -147,7 +148,7 @@ impl Vfs {
                 match self.on_data_thread(read.file.root(), move || job.perform()).await? {
                     DirectOutcome::Done(done) => return Ok((done, Counter::ReadDirectBytes)),
                     DirectOutcome::Short => {}
-                    DirectOutcome::Refused => self.note_refused(read.file, align),
+                    DirectOutcome::Refused => note_refused(read.file, align),
                 }
             }
         }
@@ -272,13 +273,8 @@ impl CachedRead {
 impl DirectRead {
     fn perform(self) -> Result<DirectOutcome, Status> {
         let Self { direct, widened, mut buffer, pages } = self;
-        let got = match io::read_direct(direct.fd.as_fd(), buffer.as_mut_slice(), &widened) {
-            Ok(got) => got,
-            // Neither the client's fault nor the disk's.
-            Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => {
-                return Ok(DirectOutcome::Refused);
-            }
-            Err(error) => return Err(error.into()),
+        let Some(got) = read_direct(&direct, buffer.as_mut_slice(), &widened)? else {
+            return Ok(DirectOutcome::Refused);
         };
         drop(pages);
         let asked_of = widened.asked_of(got as u64);
@@ -288,6 +284,20 @@ impl DirectRead {
         let len = usize::try_from(asked_of).expect("less than it got");
         let start = usize::try_from(widened.start_extra).expect("less than an alignment");
         Ok(DirectOutcome::Done(Fetched::new(buffer, start, len)))
+    }
+}
+
+/// Reads past the page cache on this thread, as [`io::read_direct`]. `None` if the kernel refused
+/// what fits the alignment that it has reported: neither the client's fault nor the disk's.
+pub(super) fn read_direct(
+    direct: &DirectFile,
+    buffer: &mut [u8],
+    widened: &WidenedRead,
+) -> Result<Option<usize>, Status> {
+    match io::read_direct(direct.fd.as_fd(), buffer, widened) {
+        Ok(got) => Ok(Some(got)),
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 

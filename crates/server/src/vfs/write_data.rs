@@ -10,6 +10,7 @@ use io::{
 use rustix::io::Errno;
 use rustix::param::page_size;
 
+use super::descriptors::note_refused;
 use super::io_plan::{WindowWhy, WriteFacts, WritePlan};
 use super::{Status, Vfs, Wcc};
 use crate::counters::{CallKind, Counter, CounterSet, Phase, PhaseTimer};
@@ -95,7 +96,7 @@ impl Vfs {
         timer.end(Phase::Io);
         let (refused, done) = performed.map_err(|error| Status::no_identity(&error))?;
         if let Some(align) = refused {
-            self.note_refused(&target.file, align);
+            note_refused(&target.file, align);
         }
         Ok(done)
     }
