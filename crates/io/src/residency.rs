@@ -13,6 +13,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::param::page_size;
 
 use crate::byte_range::ByteRange;
+use crate::identity;
 
 /// The pages of a range by their state in the page cache. All fields count pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,7 +37,8 @@ pub struct CacheState {
 ///
 /// # Errors
 /// `EPERM` for this file alone: since Linux 6.14 the kernel answers only a caller that owns the
-/// file, may write it, or has it open for writing. `EBADF` and the like: the caller's mistakes.
+/// file, may write it, or has it open for writing. The caller is the server, whomever the thread
+/// acts for. `EBADF` and the like: the caller's mistakes.
 pub fn cache_state(fd: BorrowedFd<'_>, range: ByteRange) -> io::Result<Option<CacheState>> {
     match cachestat(fd, range) {
         Ok(state) => Ok(Some(state)),
@@ -112,10 +114,11 @@ impl Residency {
     }
 }
 
-/// The parts of `range` in the page cache. `None` if the kernel does not tell this caller: for a
-/// file that it neither owns nor may write, cached pages would reveal what others have read. The
-/// caller is the thread, as the user it acts for ([`Identity`](crate::Identity)). Take `None` as
-/// "some of it may be": drop nothing, and read where either is right.
+/// The parts of `range` in the page cache. `None` if the kernel does not report them to the server:
+/// for a file that it neither owns nor may write, cached pages would reveal what others have read.
+/// Kernels before 6.5 must also report them to the user that the thread acts for
+/// ([`Identity`](crate::Identity)). Take `None` as "some of it may be": drop nothing, and read
+/// where either is right.
 ///
 /// One `cachestat` if all or nothing is resident, and two more for each halving on the way to a
 /// border between resident and not. Ask about no more than the file has: its end is such a border.
@@ -228,7 +231,12 @@ fn cachestat(fd: BorrowedFd<'_>, range: ByteRange) -> Result<CacheState, Errno> 
     }
     let asked = RawRange { offset: range.offset(), len: range.len() };
     let mut raw = RawCacheState::default();
-    call_cachestat(fd.as_raw_fd(), &asked, &mut raw)?;
+    let mut ask = || call_cachestat(fd.as_raw_fd(), &asked, &mut raw);
+    match ask() {
+        // The thread acts for a user, or has done so last. The answer is for the server.
+        Err(Errno::PERM) => identity::with_overrides(ask)?,
+        outcome => outcome?,
+    }
     let page_bytes = page_size() as u64;
     let pages = range.end().div_ceil(page_bytes) - range.offset() / page_bytes;
     let RawCacheState { cached, dirty, writeback, evicted, recently_evicted } = raw;
