@@ -3,12 +3,12 @@
 //! There are limits for all connections, for those of one peer address, and for those of strangers,
 //! that is of peers that no export admits. At a limit a new connection takes the place of an idle
 //! one, which loses nothing: an NFSv3 client connects again with its next call. A connection is
-//! idle while it has no call at work, no reply to send and no unread bytes in its socket. While it
-//! waits for limits of exports it is idle with a call in its socket too, and makes room after all
-//! others. A peer at its own limit loses any idle connection; at the limit for all, a connection
-//! has to be idle for [`IDLE_MIN`], so that one just accepted, or one between two calls, stays
-//! open. The new connection waits for one just accepted if that is next in rank: many accepted at
-//! once displace no client.
+//! idle while it has no call at work, no reply to send and no unread bytes in its socket. It is
+//! idle from the beginning until its first call is whole. While it waits for limits of exports it
+//! is idle with a call in its socket too, and makes room after all others. A peer at its own limit
+//! loses any idle connection; at the limit for all, a connection has to be idle for [`IDLE_MIN`],
+//! so that one just accepted, or one between two calls, stays open. The new connection waits for
+//! one just accepted if that is next in rank: many accepted at once displace no client.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -42,6 +42,10 @@ pub(crate) const CALLS_MIN: usize = 2;
 const SEARCH_INTERVAL: Duration = Duration::from_millis(100);
 /// How long a connection has to be idle to be evicted at the limit for all.
 const IDLE_MIN: Duration = Duration::from_millis(100);
+
+/// The first call of a client keeps its connection for so long at the limit for all, however slowly
+/// it comes: 1 MiB over a line of 1 Mbit/s.
+const FIRST_CALL_MAX: Duration = Duration::from_secs(10);
 /// Sockets examined for unread bytes in one search for a connection to evict.
 const SOCKETS_EXAMINED_MAX: usize = 16;
 
@@ -100,6 +104,7 @@ struct State {
 /// The activity of a connection, for its eviction.
 pub(crate) struct Activity {
     address: SocketAddr,
+    accepted_at: Instant,
     /// The address without its port, in its shortest form.
     peer: IpAddr,
     /// Changed only with [`State`] locked.
@@ -213,9 +218,14 @@ impl Activity {
         self.evicted.notified().await;
     }
 
-    /// Since when it is idle; `None` while it is not.
+    /// Since when it is idle; `None` while it is not. Each byte of a call begins a new wait for the
+    /// peer, and a first call that comes by the byte must not keep the connection's place. That of
+    /// a client may be a long WRITE over a slow network, and has some time.
     fn idle_since(&self) -> Option<Instant> {
-        let since = self.peer_wait.since()?;
+        let waits_since = self.peer_wait.since()?;
+        let has_called = self.has_called.load(Ordering::Relaxed);
+        let is_in_time = !self.is_stranger() && self.accepted_at.elapsed() < FIRST_CALL_MAX;
+        let since = if has_called || is_in_time { waits_since } else { self.accepted_at };
         (!self.has_calls_at_work()).then_some(since)
     }
 
@@ -226,15 +236,16 @@ impl Activity {
     }
 
     /// Whether the socket holds bytes, not seen before, that its thread has not received yet. If
-    /// so, the connection, idle since `since`, is idle no more, or holds a call back.
-    fn has_new_bytes(&self, since: Instant) -> bool {
+    /// so, the connection is idle no more, or holds a call back.
+    fn has_new_bytes(&self) -> bool {
         if self.holds_call_back() {
             return false;
         }
+        let waits_since = self.peer_wait.since();
         let unread = self.link.get().is_some_and(|link| link.unread_bytes() > 0);
         if unread && self.is_held_back.load(Ordering::Relaxed) {
             self.note_held_call();
-        } else if unread {
+        } else if let Some(since) = waits_since.filter(|_| unread) {
             // Its thread may have received them meanwhile, and wait again.
             self.peer_wait.end_if_since(since);
         }
@@ -358,13 +369,15 @@ impl Connections {
                 (None, scope) => return Entry::Refused(scope),
             }
         }
+        let now = Instant::now();
         let activity = Arc::new(Activity {
             address,
+            accepted_at: now,
             peer,
             is_stranger: AtomicBool::new(is_stranger),
             slots: Arc::new(Semaphore::new(self.calls_max)),
             slots_max: self.calls_max,
-            peer_wait: Arc::new(PeerWait::new(Instant::now())),
+            peer_wait: Arc::new(PeerWait::new(now)),
             is_held_back: AtomicBool::new(false),
             holds_call: AtomicBool::new(false),
             has_called: AtomicBool::new(false),
@@ -435,8 +448,8 @@ impl State {
     fn evict(&mut self, scope: Scope) -> Option<IpAddr> {
         let now = Instant::now();
         for _ in 0..SOCKETS_EXAMINED_MAX {
-            let (victim, since) = self.idlest(scope, now)?;
-            if victim.has_new_bytes(since) {
+            let victim = self.idlest(scope, now)?;
+            if victim.has_new_bytes() {
                 continue;
             }
             let victim = Arc::clone(victim);
@@ -450,9 +463,9 @@ impl State {
         None
     }
 
-    /// See [`evict`](Self::evict); with it, since when it is idle. `None` also if the first in rank
-    /// has not called yet and is not idle for long enough: soon it is, or it has a call.
-    fn idlest(&self, scope: Scope, now: Instant) -> Option<(&Arc<Activity>, Instant)> {
+    /// See [`evict`](Self::evict). `None` also if the first in rank was just accepted and has not
+    /// called yet: soon it is idle for long enough, or it has a call.
+    fn idlest(&self, scope: Scope, now: Instant) -> Option<&Arc<Activity>> {
         let is_long = |since: Instant| match scope {
             Scope::Peer(_) | Scope::Strangers => true,
             Scope::All => now.saturating_duration_since(since) >= IDLE_MIN,
@@ -473,10 +486,10 @@ impl State {
                 let holds_call = activity.holds_call_back();
                 (!holds_call, activity.is_stranger(), *of_peer, std::cmp::Reverse(*since))
             })
-            .map(|(_, activity, since)| (activity, since))
-            .filter(|(_, since)| is_long(*since))
+            .filter(|(_, _, since)| is_long(*since))
+            .map(|(_, activity, _)| activity)
             // Unread bytes of one that has not begun cannot be seen.
-            .filter(|(activity, _)| scope != Scope::All || activity.link.get().is_some())
+            .filter(|activity| scope != Scope::All || activity.link.get().is_some())
     }
 
     /// The evicted connections that end as soon as their threads run.

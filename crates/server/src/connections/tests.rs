@@ -350,6 +350,32 @@ async fn connections_accepted_at_once_displace_no_other_client() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn first_call_that_comes_by_the_byte_keeps_no_place() {
+    let connections = connections(4);
+    let mut permits = Vec::new();
+    for peer in 1..=2 {
+        assert!(enter(&connections, &mut permits, address(peer), false).await);
+        permits.last().unwrap().activity.note_call();
+    }
+    assert!(enter(&connections, &mut permits, address(2), false).await);
+    permits[2].activity.note_call();
+    assert!(enter(&connections, &mut permits, address(4), true).await);
+    let stranger = Arc::clone(&permits[3].activity);
+    let trickle = tokio::spawn(async move {
+        loop {
+            stranger.peer_wait.begin(Instant::now());
+            tokio::time::sleep(IDLE_MIN / 2).await;
+        }
+    });
+    tokio::time::sleep(2 * IDLE_MIN).await;
+    let clients: Vec<_> = permits[..3].iter().map(|permit| permit.activity.clone()).collect();
+    assert!(enter(&connections, &mut permits, address(3), false).await);
+    let stays = |activity| permits.iter().any(|permit| Arc::ptr_eq(&permit.activity, activity));
+    assert!(clients.iter().all(stays));
+    trickle.abort();
+}
+
+#[tokio::test(start_paused = true)]
 async fn new_connection_takes_the_place_as_soon_as_it_is_free() {
     let connections = connections(1);
     let mut permits = Vec::new();
