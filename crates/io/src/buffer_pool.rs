@@ -158,6 +158,12 @@ impl BufferPool {
         self.lock().clients.waiters()
     }
 
+    /// Whether a request waits that memory of `client` would serve. It would not serve one of
+    /// another client that waits because it holds its own share.
+    pub fn has_waiters_for(&self, client: ClientId) -> bool {
+        self.lock().clients.has_waiters_for(client)
+    }
+
     /// Takes a buffer's memory back and passes it on if someone waits.
     pub(crate) fn give_back(self: &Arc<Self>, slot: Slot, class: usize, client: ClientId) {
         let grants = {

@@ -135,11 +135,11 @@ pub(crate) async fn serve(
     service.counters.add(Counter::Connections, 1);
     tracing::debug!(client = %address, "connected");
     let (transport, buffers) = (Arc::clone(&socket), Arc::clone(&service.buffers));
-    let replies = Arc::new(ReplyQueue::new(address, transport, buffers));
+    let activity = &permit.activity;
+    let replies = Arc::new(ReplyQueue::new(address, activity.client(), transport, buffers));
     let connection = ConnectionId(NEXT_CONNECTION.fetch_add(1, Ordering::Relaxed));
     let peer = Peer { address, connection, programs };
     service.callbacks.add(connection, &replies);
-    let activity = &permit.activity;
     activity.begins(replies.link());
     let receiver = Receiver::new(
         socket.reader(),

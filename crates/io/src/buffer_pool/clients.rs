@@ -49,8 +49,7 @@ impl Clients {
     /// Whether a request of `bytes` may be served now without passing any that waits. A client that
     /// waits for its own memory holds up no other.
     pub(super) fn is_next(&self, client: ClientId, bytes: usize) -> bool {
-        let goes_first = |waiting: &ClientId| *waiting == client || self.is_ready(*waiting);
-        !self.turns.iter().any(goes_first) && self.is_within_share(client, bytes)
+        !self.has_waiters_for(client) && self.is_within_share(client, bytes)
     }
 
     /// Notes that a client holds `bytes` more.
@@ -114,6 +113,11 @@ impl Clients {
     /// Requests that wait.
     pub(super) fn waiters(&self) -> usize {
         self.turns.iter().map(|client| self.accounts[client].waiters.len()).sum()
+    }
+
+    /// Whether a request waits that memory of `client` would serve.
+    pub(super) fn has_waiters_for(&self, client: ClientId) -> bool {
+        self.turns.iter().any(|waiting| *waiting == client || self.is_ready(*waiting))
     }
 
     fn first(&self, client: ClientId) -> Option<&Waiter> {

@@ -187,6 +187,20 @@ async fn one_client_cannot_hold_the_whole_pool() {
 }
 
 #[tokio::test]
+async fn client_at_its_share_waits_for_memory_of_no_other() {
+    let pool = BufferPool::new(8 * MEDIUM);
+    let _held: Vec<_> = std::iter::from_fn(|| pool.try_take_for(1, MEDIUM)).collect();
+    let _slow = pool.try_take_for(2, MEDIUM).unwrap();
+    assert!(!pool.has_waiters_for(1));
+    let mut at_its_share = pin!(pool.take(1, MEDIUM));
+    assert!(is_pending(at_its_share.as_mut()).await);
+    assert_eq!([1, 2].map(|client| pool.has_waiters_for(client)), [true, false]);
+    let mut within_its_share = pin!(pool.take(3, 2 * MEDIUM));
+    assert!(is_pending(within_its_share.as_mut()).await, "one buffer is left");
+    assert_eq!([1, 2].map(|client| pool.has_waiters_for(client)), [true, true]);
+}
+
+#[tokio::test]
 async fn clients_are_served_in_turn() {
     let pool = BufferPool::new(2 * MEDIUM);
     let held = pool.try_take(MEDIUM).unwrap();

@@ -1,8 +1,8 @@
 //! How slow a peer may be while it holds memory that others wait for.
 //!
 //! A peer that sends a call with data by the byte, or leaves its replies unread, holds buffers of
-//! the one budget. That is its right while there is enough for everybody. When others wait, it has
-//! to keep up a pace, or its connection ends; its client connects and asks again.
+//! the one budget. That is its right while there is enough for everybody. When others wait for what
+//! it holds, it has to keep up a pace, or its connection ends; its client connects and asks again.
 
 use std::time::{Duration, Instant};
 

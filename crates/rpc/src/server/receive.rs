@@ -86,7 +86,7 @@ pub enum ReceiveError {
     /// Nothing came for so long within a record.
     #[error("the peer sent nothing for {} seconds", .0.as_secs())]
     Silent(Duration),
-    /// A record comes too slowly while it holds memory that other calls wait for.
+    /// A record comes too slowly while other calls wait for the memory that it holds.
     #[error("the peer sends data too slowly while other calls wait for memory")]
     TooSlow,
     /// The marks announce more than any call may have.
@@ -402,7 +402,7 @@ impl<S: Source> Receiver<S> {
         &mut self,
         mut read: impl FnMut(&mut S, &mut Staging, &mut Context<'_>) -> Poll<std::io::Result<usize>>,
     ) -> Result<usize, ReceiveError> {
-        let Self { stream, alarm, staging, held, buffers, .. } = self;
+        let Self { stream, alarm, staging, held, buffers, client, .. } = self;
         let mut silent = Duration::ZERO;
         loop {
             let patience = if held.is_some() { WINDOW } else { STALL_MAX };
@@ -413,7 +413,8 @@ impl<S: Source> Receiver<S> {
                     && let Some(Held { pace, bytes }) = held
                 {
                     let now = Instant::now().into_std();
-                    is_too_slow = pace.is_too_slow(now, *bytes, || buffers.waiters() > 0);
+                    let others_wait = || buffers.has_waiters_for(*client);
+                    is_too_slow = pace.is_too_slow(now, *bytes, others_wait);
                 }
                 if is_too_slow { Poll::Ready(Ok(0)) } else { read }
             };

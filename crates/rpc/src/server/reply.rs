@@ -157,6 +157,12 @@ impl Reply {
         self.head.len() + self.data.as_ref().map_or(0, |data| padded(data.len())) + self.tail.len()
     }
 
+    /// Whether it keeps memory of the budget.
+    pub(super) fn holds_memory(&self) -> bool {
+        let data_is_in_memory = self.data.as_ref().is_some_and(|data| data.in_memory().is_some());
+        data_is_in_memory || self._charge.is_some()
+    }
+
     /// Bytes that are still to be sent.
     pub(super) fn unsent_bytes(&self) -> usize {
         self.len() - self.sent

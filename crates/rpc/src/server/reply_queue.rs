@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use io::{BufferPool, Engine};
+use io::{BufferPool, ClientId, Engine};
 use tokio::sync::Notify;
 
 use super::delivery::Link;
@@ -52,6 +52,8 @@ pub struct ReplyQueue {
     state: Mutex<State>,
     /// The connection, for calls that outlive it.
     link: Arc<Link>,
+    /// Whose share of the buffers replies take.
+    client: ClientId,
     /// The memory that replies are held in.
     buffers: Arc<BufferPool>,
     /// More replies follow soon; see [`Self::cork`].
@@ -76,8 +78,13 @@ enum Progress {
 }
 
 impl ReplyQueue {
-    /// Nothing to send yet. Replies are held in memory of `buffers`.
-    pub fn new(peer: SocketAddr, transport: Arc<dyn Transport>, buffers: Arc<BufferPool>) -> Self {
+    /// Nothing to send yet. Replies are held in memory of `buffers`, in the share of `client`.
+    pub fn new(
+        peer: SocketAddr,
+        client: ClientId,
+        transport: Arc<dyn Transport>,
+        buffers: Arc<BufferPool>,
+    ) -> Self {
         let link = Arc::new(Link::new(peer, Arc::downgrade(&transport)));
         let state =
             State { waiting: VecDeque::new(), queued_bytes: 0, sending: false, broken: false };
@@ -85,6 +92,7 @@ impl ReplyQueue {
             transport,
             state: Mutex::new(state),
             link,
+            client,
             buffers,
             corked: AtomicBool::new(false),
             blocked: Notify::new(),
@@ -180,7 +188,7 @@ impl ReplyQueue {
             if sent > stalled_at {
                 (stalled_at, stalled_since) = (sent, now);
             }
-            let others_wait = || self.buffers.waiters() > 0;
+            let others_wait = || self.holds_memory() && self.buffers.has_waiters_for(self.client);
             if now - stalled_since > STALL_MAX || pace.is_too_slow(now, sent, others_wait) {
                 self.give_up();
             }
@@ -189,6 +197,11 @@ impl ReplyQueue {
 
     fn sent_bytes(&self) -> u64 {
         self.link.sent_bytes()
+    }
+
+    /// Whether a reply that waits keeps memory of the buffers.
+    fn holds_memory(&self) -> bool {
+        self.lock().waiting.iter().any(Reply::holds_memory)
     }
 
     /// Drops all replies: their client is gone, and their buffers are needed.

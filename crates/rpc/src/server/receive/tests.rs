@@ -486,12 +486,16 @@ fn bytes_behind_the_payload_are_received_with_it_and_no_further() {
     });
 }
 
+/// Requests of clients within their share, for more memory than the pool has.
+const OTHERS: [ClientId; 8] = [2, 3, 4, 5, 6, 7, 8, 9];
+
 /// Sends the first `at_once` bytes of a WRITE, cut into fragments at `cuts` and followed by some
-/// more, and then a byte in 20 seconds. Whether its receiver gives up in half a minute.
+/// more, and then a byte in 20 seconds. Whether its receiver gives up in half a minute, while each
+/// of `requests` takes a quarter of the pool.
 async fn is_given_up(
     find: fn(&[u8]) -> Layout,
     (cuts, at_once): (&[usize], usize),
-    others_wait: bool,
+    requests: &[ClientId],
 ) -> bool {
     let Rig { mut peer, mut receiver, buffers } = Rig::with(Duration::from_secs(60));
     let mut call = write_call(0, &data(1000));
@@ -511,7 +515,7 @@ async fn is_given_up(
         while buffers.bytes_in_use() == 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        for client in 2..if others_wait { 10 } else { 2 } {
+        for &client in requests {
             let buffers = Arc::clone(&buffers);
             tokio::spawn(async move {
                 let _held = buffers.take(client, 256 * 1024).await.unwrap();
@@ -538,8 +542,8 @@ async fn a_peer_keeps_up_a_pace_until_the_end_of_a_record_while_it_holds_memory_
     let call = write_call(0, &data);
     let head = head_len(&call, &data);
     let fragments: Vec<usize> = (head..call.len()).collect();
-    for others_wait in [false, true] {
-        let is_given_up = |find, cuts, at_once| is_given_up(find, (cuts, at_once), others_wait);
+    for (requests, others_wait) in [(&[][..], false), (&OTHERS, true)] {
+        let is_given_up = |find, cuts, at_once| is_given_up(find, (cuts, at_once), requests);
         let mark = RecordMark::BYTES;
         assert_eq!(is_given_up(layout, &[], mark + head + 10).await, others_wait, "data");
         let at_once = mark + head;
@@ -549,5 +553,13 @@ async fn a_peer_keeps_up_a_pace_until_the_end_of_a_record_while_it_holds_memory_
         assert_eq!(is_given_up(with_tail, &[], at_once).await, others_wait, "a tail");
         let cut = [call.len()];
         assert_eq!(is_given_up(with_tail, &cut, at_once).await, others_wait, "a tail's mark");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_may_be_slow_while_another_client_waits_at_its_own_share() {
+    let at_once = RecordMark::BYTES + head_len(&write_call(0, &data(1000)), &data(1000)) + 10;
+    for (requests, is_cut) in [([2; 3], false), ([1; 3], true)] {
+        assert_eq!(is_given_up(layout, (&[], at_once), &requests).await, is_cut, "{requests:?}");
     }
 }

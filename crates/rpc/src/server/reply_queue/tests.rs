@@ -49,7 +49,7 @@ impl Rig {
         let (peer, (server_side, _)) = (peer.unwrap(), accepted.unwrap());
         let buffers = BufferPool::new(64 << 20);
         let socket = Socket::new(server_side.into_std().unwrap()).unwrap();
-        let queue = Arc::new(ReplyQueue::new(address, socket, Arc::clone(&buffers)));
+        let queue = Arc::new(ReplyQueue::new(address, 1, socket, Arc::clone(&buffers)));
         let task = tokio::spawn({
             let queue = Arc::clone(&queue);
             async move { queue.run().await }
@@ -185,6 +185,7 @@ fn replies_are_sent_whole_over_a_stream_that_accepts_little() {
             let peer = (Ipv4Addr::LOCALHOST, 700).into();
             let queue = Arc::new(ReplyQueue::new(
                 peer,
+                1,
                 Arc::clone(&stream) as _,
                 Arc::clone(&data.buffers),
             ));
@@ -223,7 +224,7 @@ fn a_reply_is_delivered_when_its_last_byte_is_acknowledged() {
         let stream = Arc::new(Memory::default());
         let peer = (Ipv4Addr::LOCALHOST, 700).into();
         let buffers = BufferPool::new(1 << 20);
-        let queue = Arc::new(ReplyQueue::new(peer, Arc::clone(&stream) as _, buffers));
+        let queue = Arc::new(ReplyQueue::new(peer, 1, Arc::clone(&stream) as _, buffers));
         let receipts = [(); 2].map(|()| Arc::new(Receipt::new(Arc::clone(queue.link()))));
         stream.grant(100);
         for receipt in &receipts {
@@ -278,7 +279,7 @@ fn in_memory() -> (Arc<Memory>, Arc<ReplyQueue>) {
     let stream = Arc::new(Memory::default());
     stream.grant(1 << 20);
     let peer = (Ipv4Addr::LOCALHOST, 700).into();
-    let queue = ReplyQueue::new(peer, Arc::clone(&stream) as _, BufferPool::new(1 << 20));
+    let queue = ReplyQueue::new(peer, 1, Arc::clone(&stream) as _, BufferPool::new(1 << 20));
     (stream, Arc::new(queue))
 }
 
@@ -388,6 +389,38 @@ fn pipes_of_a_lost_connection_are_closed() {
         assert_eq!(rig.data.pipes.pipes_open(), PIPES);
         rig.queue.send(rig.data.spliced(b"head", 0, LONGEST));
         assert_eq!(rig.data.pipes.pipes_open(), PIPES - 1);
+    });
+}
+
+/// Whether a peer, client 1, that takes nothing of a reply is given up, while each of `requests`
+/// takes a quarter of the memory.
+async fn is_given_up(reply_holds_memory: bool, requests: &[ClientId]) -> bool {
+    let data = Data::new(BufferPool::new(1 << 20));
+    let reply = if reply_holds_memory { data.copied(b"head", 0, 100) } else { reply(64) };
+    for &client in requests {
+        let buffers = Arc::clone(&data.buffers);
+        tokio::spawn(async move {
+            let _held = buffers.take(client, 256 * 1024).await.unwrap();
+            std::future::pending::<()>().await;
+        });
+    }
+    let (peer, stream) = ((Ipv4Addr::LOCALHOST, 700).into(), Arc::new(Memory::default()));
+    let queue = Arc::new(ReplyQueue::new(peer, 1, stream, data.buffers));
+    queue.send(reply);
+    timeout(3 * WINDOW, queue.run()).await.is_ok()
+}
+
+#[test]
+fn a_peer_is_given_up_when_others_wait_for_memory_that_its_replies_hold() {
+    run(async {
+        let within_their_shares = [2, 3, 4, 5];
+        let given_up = tokio::join!(
+            is_given_up(true, &within_their_shares),
+            is_given_up(false, &within_their_shares),
+            is_given_up(true, &[1; 3]),
+            is_given_up(true, &[2; 3]),
+        );
+        assert_eq!(given_up, (true, false, true, false));
     });
 }
 

@@ -67,7 +67,7 @@ impl Rig {
         let permit = service.connections.enter(address, || false).await.unwrap();
         let socket = Socket::new(accepted).unwrap();
         let buffers = Arc::clone(&service.buffers);
-        let replies = ReplyQueue::new(address, Arc::clone(&socket) as _, Arc::clone(&buffers));
+        let replies = ReplyQueue::new(address, 1, Arc::clone(&socket) as _, Arc::clone(&buffers));
         let activity = Arc::clone(&permit.activity);
         activity.begins(replies.link());
         let programs = Programs::Files(crate::config::NfsVersions::V3);
