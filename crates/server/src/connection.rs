@@ -13,8 +13,8 @@ use std::task::{Context, Waker};
 
 use io::{Share, WriteData};
 use proto::oncrpc::CallError;
-use rpc::server::{ReceiveError, Receiver, Record, ReplyQueue, Socket, SocketReader};
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use rpc::server::{ReceiveError, Receiver, Record, ReplyQueue, Slot, Socket, SocketReader};
+use tokio::sync::watch;
 
 use crate::busy_poll::{ThreadCalls, Waits};
 use crate::call::Incoming;
@@ -321,7 +321,7 @@ impl Intake {
     /// The work on a record, if there is any. `has_more`: the next one has come, or its beginning.
     fn accept(
         &self,
-        slot: OwnedSemaphorePermit,
+        mut slot: Slot,
         incoming: Incoming,
         record: Record,
         has_more: bool,
@@ -333,6 +333,7 @@ impl Intake {
             return None;
         }
         activity.note_call();
+        slot.begin_call();
         count(&service.counters, &record);
         let record_bytes = record.bytes;
         client.count_call(record_bytes);
@@ -389,7 +390,7 @@ impl Intake {
     }
 
     /// Answers a record that is no call to be executed.
-    fn refuse(&self, error: &CallError, received: Moment, slot: OwnedSemaphorePermit) {
+    fn refuse(&self, error: &CallError, received: Moment, slot: Slot) {
         let verdict = dispatch::refuse(&self.service, self.peer.address, received, error);
         if let Verdict::Reply(reply) = &verdict {
             self.client().count_reply(reply.bytes());
@@ -408,7 +409,7 @@ fn count(counters: &Counters, record: &Record) {
 }
 
 /// Sends what there is to send to a call that holds `slot`.
-fn send(replies: &Arc<ReplyQueue>, verdict: Verdict, slot: OwnedSemaphorePermit) {
+fn send(replies: &Arc<ReplyQueue>, verdict: Verdict, slot: Slot) {
     match verdict {
         Verdict::Reply(reply) => replies.send(reply.holding(slot)),
         Verdict::Drop => {}

@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use rpc::server::{Link, PeerWait};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use rpc::server::{Link, PeerWait, Slot, Slots};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::counters::{Counter, Counters};
@@ -109,9 +109,8 @@ pub(crate) struct Activity {
     peer: IpAddr,
     /// Changed only with [`State`] locked.
     is_stranger: AtomicBool,
-    /// One permit for each call that may begin. The connection holds one while it receives a call.
-    slots: Arc<Semaphore>,
-    slots_max: usize,
+    /// One for each call that may be at work. The connection holds one while it receives a call.
+    slots: Arc<Slots>,
     pub(crate) peer_wait: Arc<PeerWait>,
     /// It waits for limits of exports, and does not read its socket.
     is_held_back: AtomicBool,
@@ -184,28 +183,18 @@ impl Activity {
     }
 
     /// Waits for the slot of the next call, while all but `withheld` are in use.
-    pub(crate) async fn slot(&self, withheld: usize) -> OwnedSemaphorePermit {
-        let wanted = u32::try_from(1 + withheld).expect("fewer than the slots of a connection");
-        let slots = Arc::clone(&self.slots).acquire_many_owned(wanted).await;
-        let mut slots = slots.expect("the semaphore stays open");
-        drop(slots.split(withheld));
-        slots
+    pub(crate) async fn slot(&self, withheld: usize) -> Slot {
+        self.slots.take(withheld).await
     }
 
-    /// Whether the call that holds a slot is the only one.
+    /// Whether one call is at work.
     pub(crate) fn has_one_call(&self) -> bool {
-        self.slots.available_permits() + 1 == self.slots_max
+        self.slots.calls() == 1
     }
 
-    /// Calls in progress. The connection holds one slot more, for the next.
-    fn calls_in_flight(&self) -> usize {
-        self.slots_max.saturating_sub(self.slots.available_permits() + 1)
-    }
-
-    /// Resolves when no call is at work any more.
+    /// Resolves when no call is at work any more, and none is received.
     pub(crate) async fn calls_ended(&self) {
-        let all = u32::try_from(self.slots_max).expect("at most 128");
-        drop(self.slots.acquire_many(all).await);
+        self.slots.all_free().await;
     }
 
     /// Whether another connection waits for its place.
@@ -229,10 +218,9 @@ impl Activity {
         (!self.has_calls_at_work()).then_some(since)
     }
 
-    /// Whether a call is at work or its reply is not sent, while the connection holds the slot of
-    /// the next one.
+    /// Whether a call is at work or its reply is not sent.
     pub(crate) fn has_calls_at_work(&self) -> bool {
-        self.slots.available_permits() + 1 < self.slots_max
+        self.slots.calls() > 0
     }
 
     /// Whether the socket holds bytes, not seen before, that its thread has not received yet. If
@@ -284,14 +272,14 @@ impl Connections {
     pub(crate) fn calls_in_flight(&self) -> usize {
         let state = self.lock();
         let activities = state.peers.values().flatten().chain(&state.evicted);
-        activities.map(|activity| activity.calls_in_flight()).sum()
+        activities.map(|activity| activity.slots.calls()).sum()
     }
 
     /// The connections of each peer, and its calls in progress.
     pub(crate) fn by_peer(&self) -> Vec<(IpAddr, usize, usize)> {
         let state = self.lock();
         let of_peer = |(peer, list): (&IpAddr, &Vec<Arc<Activity>>)| {
-            let calls = list.iter().map(|activity| activity.calls_in_flight()).sum();
+            let calls = list.iter().map(|activity| activity.slots.calls()).sum();
             (*peer, list.len(), calls)
         };
         state.peers.iter().map(of_peer).collect()
@@ -375,8 +363,7 @@ impl Connections {
             accepted_at: now,
             peer,
             is_stranger: AtomicBool::new(is_stranger),
-            slots: Arc::new(Semaphore::new(self.calls_max)),
-            slots_max: self.calls_max,
+            slots: Slots::new(self.calls_max),
             peer_wait: Arc::new(PeerWait::new(now)),
             is_held_back: AtomicBool::new(false),
             holds_call: AtomicBool::new(false),

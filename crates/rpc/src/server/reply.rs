@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use io::{Buffer, Payload, Pipe};
 use proto::xdr::padded;
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::delivery::Receipt;
+use super::slots::Slot;
 use crate::record::put_mark;
 
 /// Zero bytes, as many as a word has.
@@ -24,7 +24,7 @@ pub struct Reply {
     /// Bytes already sent.
     sent: usize,
     /// Held until the reply is gone, so that a client that does not read its replies cannot ask on.
-    _slot: Option<OwnedSemaphorePermit>,
+    _slot: Option<Slot>,
     /// Held until the reply is gone: memory of the budget for as much of `head` and `tail` as is
     /// long.
     _charge: Option<Box<Charge>>,
@@ -104,7 +104,7 @@ impl Reply {
     }
 
     /// The same reply, which keeps `slot` from the client's next call until it is gone.
-    pub fn holding(self, slot: OwnedSemaphorePermit) -> Self {
+    pub fn holding(self, slot: Slot) -> Self {
         Self { _slot: Some(slot), ..self }
     }
 

@@ -1,6 +1,8 @@
 use std::io::Write;
 use std::net::Ipv4Addr;
+use std::pin::pin;
 use std::sync::Weak;
+use std::task::{Context, Waker};
 
 use rpc::server::Socket;
 
@@ -24,7 +26,7 @@ async fn enter(
     is_stranger: bool,
 ) -> bool {
     let entering = connections.enter(address, || is_stranger);
-    let mut entering = std::pin::pin!(entering);
+    let mut entering = pin!(entering);
     let began = Instant::now();
     let permit = loop {
         let step = Duration::from_millis(5);
@@ -59,6 +61,13 @@ async fn enter_busy(
         assert!(enter(connections, permits, address, false).await);
         permits.last().unwrap().activity.peer_wait.end();
     }
+}
+
+/// The slot of a call that has come over a connection.
+async fn call_at_work(activity: &Activity) -> Slot {
+    let mut slot = activity.slot(0).await;
+    slot.begin_call();
+    slot
 }
 
 /// A link whose transport is gone.
@@ -106,14 +115,12 @@ async fn busy_connections_are_not_evicted() {
     for peer in 1..=2 {
         assert!(enter(&connections, &mut permits, address(peer), false).await);
     }
-    let slots = Arc::clone(&permits[0].activity.slots);
-    // One for the call at work, one for the call to be received next.
-    let calls = slots.acquire_many(2).await.unwrap();
+    let call = call_at_work(&permits[0].activity).await;
     permits[1].activity.peer_wait.end();
     assert!(!enter(&connections, &mut permits, address(3), true).await, "a stranger does not wait");
     let waiting = connections.enter(address(3), || false);
     assert!(tokio::time::timeout(Duration::from_millis(50), waiting).await.is_err());
-    drop(calls);
+    drop(call);
     let permit = tokio::time::timeout(Duration::from_secs(5), async {
         let evicted = permits[0].activity.clone();
         let (permit, ()) = tokio::join!(connections.enter(address(3), || false), async {
@@ -174,6 +181,30 @@ fn many_connections_share_the_calls() {
     assert_eq!(connections.slots_withheld(), CALLS - 3);
     connections.open.store(CALLS_MAX, Ordering::Relaxed);
     assert_eq!(connections.slots_withheld(), CALLS - CALLS_MIN);
+}
+
+#[tokio::test]
+async fn calls_in_flight_are_exact_while_a_connection_waits_for_a_slot() {
+    let connections = Connections::new(CALLS_MAX, 64, Arc::new(Counters::default()));
+    let permit = connections.enter(address(1), || false).await.unwrap();
+    let activity = &permit.activity;
+    let mut calls = Vec::new();
+    for _ in 0..8 {
+        calls.push(call_at_work(activity).await);
+    }
+    let mut next = pin!(activity.slot(64 - 8));
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(next.as_mut().poll(&mut context).is_pending());
+    assert_eq!(connections.calls_in_flight(), 8);
+    calls.pop();
+    let mut next = next.await;
+    assert_eq!(connections.calls_in_flight(), 7, "the next call has not come");
+    next.begin_call();
+    assert_eq!(connections.calls_in_flight(), 8);
+    assert_eq!(connections.by_peer(), [(address(1).ip(), 1, 8)]);
+    drop((calls, next));
+    assert_eq!(connections.calls_in_flight(), 0);
+    activity.calls_ended().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -245,7 +276,7 @@ async fn a_connection_without_a_call_makes_room_before_those_with_a_call_that_wa
     assert!(waiting.iter().all(|activity| stays(&permits, activity)));
     // No other one is idle, and the one that waits longest has a call at work.
     permits[2].activity.peer_wait.end();
-    let calls = waiting[0].slots.acquire_many(2).await.unwrap();
+    let call = call_at_work(&waiting[0]).await;
     assert!(enter(&connections, &mut permits, address(4), false).await);
     assert!(stays(&permits, &waiting[0]) && !stays(&permits, &waiting[1]));
     permits.iter().for_each(|permit| {
@@ -257,7 +288,7 @@ async fn a_connection_without_a_call_makes_room_before_those_with_a_call_that_wa
     let evictions = || connections.counters.value(Counter::ConnectionsEvicted);
     assert!(matches!(connections.try_enter(address(5), || false), Entry::Full));
     assert_eq!(evictions(), 2);
-    drop(calls);
+    drop(call);
     assert!(matches!(connections.try_enter(address(5), || false), Entry::Full));
     assert_eq!(evictions(), 3);
 }
@@ -404,7 +435,7 @@ async fn one_evicted_connection_makes_room_even_if_it_ends_slowly() {
     assert_eq!(evictions(), 1);
     // A call that came with the eviction is completed, which may take long.
     let evicted = Arc::clone(&connections.lock().evicted[0]);
-    let _calls = evicted.slots.acquire_many(2).await.unwrap();
+    let _call = call_at_work(&evicted).await;
     let entering = connections.enter(address(3), || false);
     assert!(tokio::time::timeout(Duration::from_secs(5), entering).await.is_err());
     assert_eq!(evictions(), 2);
