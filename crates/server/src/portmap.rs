@@ -180,11 +180,24 @@ pub(crate) async fn serve_datagrams(socket: std::net::UdpSocket, nfs_port: u16) 
     }
 }
 
+/// Whether a procedure is served over UDP too: those by which clients find a port. The sender of a
+/// datagram may have forged its address, so no answer may be longer than its call, as that to DUMP
+/// is.
+fn is_served_by_datagrams(operation: Operation) -> bool {
+    use {PortmapProcedure as Portmap, RpcbindProcedure as Rpcbind};
+    matches!(
+        operation,
+        Operation::Portmap(Portmap::Null | Portmap::Getport)
+            | Operation::Rpcbind(Rpcbind::Null | Rpcbind::Getaddr | Rpcbind::Getversaddr)
+    )
+}
+
 fn answer_datagram(datagram: &[u8], nfs_port: u16) -> Option<Vec<u8>> {
     let mut args = Reader::new(datagram);
     let call = decode_call(&mut args).ok()?;
     let programs = Programs::Portmapper { nfs_port };
     let stat = match programs.find(call.program, call.version, call.procedure) {
+        Ok(procedure) if !is_served_by_datagrams(procedure.operation) => AcceptStat::ProcUnavail,
         Ok(procedure) => {
             let mut reply = Writer::with_capacity(512);
             encode_success(&mut reply, call.xid);
@@ -199,4 +212,56 @@ fn answer_datagram(datagram: &[u8], nfs_port: u16) -> Option<Vec<u8>> {
     let mut reply = Writer::with_capacity(64);
     ReplyHeader::Accepted { xid: call.xid, stat }.encode(&mut reply);
     Some(reply.into_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::oncrpc::{CallHeader, Credential};
+
+    use super::*;
+
+    const NFS_PORT: u16 = 2049;
+    const NFS: Mapping =
+        Mapping { program: nfs3::PROGRAM, version: nfs3::VERSION, protocol: PROTOCOL_TCP, port: 0 };
+
+    fn call(version: u32, procedure: u32, args: &impl Encode) -> Vec<u8> {
+        let (program, credential) = (PROGRAM, Credential::None);
+        let mut call = Writer::new();
+        CallHeader { xid: 7, program, version, procedure, credential, verifier_flavor: 0 }
+            .encode(&mut call);
+        args.encode(&mut call);
+        call.into_vec()
+    }
+
+    fn answer(call: &[u8]) -> Vec<u8> {
+        answer_datagram(call, NFS_PORT).unwrap()
+    }
+
+    #[test]
+    fn no_datagram_is_answered_by_a_longer_one() {
+        let (program, version) = (NFS.program, NFS.version);
+        let entry = RpcbEntry { program, version, netid: b"tcp", address: b"", owner: b"" };
+        for version in 0..6 {
+            for procedure in 0..14 {
+                let without = call(version, procedure, &());
+                let (mapping, entry) =
+                    (call(version, procedure, &NFS), call(version, procedure, &entry));
+                for call in [without, mapping, entry] {
+                    assert!(answer(&call).len() <= call.len(), "{version}: {procedure}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn dump_is_not_answered_over_udp_and_getport_is() {
+        let mut unavailable = Writer::new();
+        ReplyHeader::Accepted { xid: 7, stat: AcceptStat::ProcUnavail }.encode(&mut unavailable);
+        let unavailable = unavailable.into_vec();
+        for version in [VERSION_PORTMAP, VERSION_RPCBIND_3, VERSION_RPCBIND_4] {
+            assert_eq!(answer(&call(version, PortmapProcedure::Dump.code(), &())), unavailable);
+        }
+        let getport = call(VERSION_PORTMAP, PortmapProcedure::Getport.code(), &NFS);
+        assert!(answer(&getport).ends_with(&u32::from(NFS_PORT).to_be_bytes()));
+    }
 }
