@@ -69,7 +69,7 @@ pub(super) struct Node {
 /// A call that removes a name of a file, until it is about to be answered. Dropped without
 /// [`finish`](Self::finish), the name stays.
 pub(super) struct NameRemoval {
-    /// The file, if the kernel has it and the name was looked up.
+    /// The file, if the kernel has it and the name is known.
     node: Option<Arc<Node>>,
     is_removed: bool,
 }

@@ -19,7 +19,7 @@ use super::operations::{Operations, Refusal};
 use super::request::{HEAD_BYTES, Head, Name, Setattr};
 use super::session::Session;
 use crate::error::{Attempt, Error, ServerName};
-use crate::options::{MountOptions, Recovery};
+use crate::options::{MountOptions, Recovery, UseReaddirplus};
 
 /// Node number of the root directory.
 const ROOT: u64 = 1;
@@ -308,6 +308,31 @@ async fn ftruncate_makes_no_call_behind_that_of_the_opener() {
     assert!(operations.setattr(&request(node, 1000), &cut).await.is_ok());
     let node = operations.node(node).map_err(errno).unwrap();
     assert!(node.view().has_size(7, Instant::now()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_open_waits_for_the_removal_of_a_name_known_from_a_listing() {
+    let readdirplus = UseReaddirplus::Always;
+    let options = MountOptions { readdirplus, ..MountOptions::default() };
+    let (peer, operations) = Peer::mounted_with(options).await;
+    let root = request(ROOT, 0);
+    let dir = operations.opendir(&root).await.map_err(errno).unwrap().granted.dir.unwrap();
+    let listed = operations.readdir(&root, dir, 0, 4096, true).await.map_err(errno).unwrap();
+    let node = listed.granted.nodes[0];
+    peer.hold(Procedure::Remove);
+    let unlinking = Arc::clone(&operations);
+    let unlinked =
+        tokio::spawn(async move { unlinking.unlink(&request(ROOT, 0), &Name(FILE.into())).await });
+    within(peer.called(Procedure::Remove)).await;
+    let opening = Arc::clone(&operations);
+    let open = OFlags::RDONLY.bits();
+    let opened = tokio::spawn(async move { opening.open(&request(node, 0), open).await });
+    tokio::time::sleep(A_WHILE).await;
+    let calls = peer.calls(&[Procedure::Access]).len();
+    assert!(!opened.is_finished() && calls == 1, "{calls} ACCESS: of the directory only");
+    peer.release();
+    assert!(within(unlinked).await.unwrap().is_ok());
+    let _ = within(opened).await.unwrap();
 }
 
 #[test]

@@ -139,11 +139,21 @@ impl DirectoryCache {
     #[must_use]
     pub(crate) fn lookup(&self, name: &[u8]) -> Option<Found> {
         let now = Instant::now();
-        let mut contents = self.lock();
-        contents.learned.look_up(now);
+        self.lock().learned.look_up(now);
+        self.find(name, now)
+    }
+
+    /// The cached handle of `name`, as by [`lookup`](Self::lookup), for a call that needs no
+    /// attributes: the next listing does not ask for them because of it.
+    pub(crate) fn handle_of(&self, name: &[u8]) -> Option<FileHandle> {
+        Some(self.find(name, Instant::now())?.handle)
+    }
+
+    fn find(&self, name: &[u8], now: Instant) -> Option<Found> {
         if matches!(name, b"." | b"..") {
             return None;
         }
+        let mut contents = self.lock();
         let Contents { validity, pages, .. } = &mut *contents;
         let is_valid = validity.handles_of(name, now, self.config.names_believed);
         let (page, at) = pages.find_name(name, |page| page.plus && is_valid(page))?;

@@ -4,11 +4,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use proto::nfs3::{
-    AccessArgs, AccessOk, AccessReply, Attributes, CommitOk, CommitReply, FileHandle, FileType,
-    FsinfoOk, FsinfoReply, GetattrArgs, GetattrOk, GetattrReply, LookupArgs, LookupOk, LookupReply,
-    Procedure, RemovedOk, RemovedReply, RenameOk, RenameReply, SetAttributes, SetattrArgs,
-    SetattrOk, SetattrReply, StableHow, Status, Time, WccData, WriteArgs, WriteOk, WriteReply,
-    WriteVerifier,
+    AccessArgs, AccessOk, AccessReply, Attributes, CommitOk, CommitReply, CookieVerifier,
+    EntryPlus, FileHandle, FileType, FsinfoOk, FsinfoReply, GetattrArgs, GetattrOk, GetattrReply,
+    LookupArgs, LookupOk, LookupReply, Procedure, ReaddirplusOk, ReaddirplusReply, RemovedOk,
+    RemovedReply, RenameOk, RenameReply, SetAttributes, SetattrArgs, SetattrOk, SetattrReply,
+    StableHow, Status, Time, WccData, WriteArgs, WriteOk, WriteReply, WriteVerifier,
 };
 use proto::oncrpc::{Credential, decode_call, encode_success};
 use proto::xdr::{Encode, Reader, Writer, decode_all};
@@ -200,6 +200,22 @@ impl State {
                 self.size = new_attributes.size.unwrap_or(self.size);
                 let wcc = WccData { before: None, after: Some(self.attributes(object)) };
                 SetattrReply::Ok(SetattrOk { wcc }).encode(w);
+            }
+            Procedure::Readdirplus => {
+                let entries = [EntryPlus {
+                    fileid: self.attributes(handle(FILE)).fileid,
+                    name: FILE,
+                    cookie: 1,
+                    attributes: Some(self.attributes(handle(FILE))),
+                    handle: Some(handle(FILE)),
+                }];
+                let listing = ReaddirplusOk {
+                    dir_attributes: Some(self.attributes(handle(ROOT))),
+                    verifier: CookieVerifier::default(),
+                    entries: entries.as_slice().into(),
+                    eof: true,
+                };
+                ReaddirplusReply::Ok(listing).encode(w);
             }
             Procedure::Rename => {
                 RenameReply::Ok(RenameOk { from_wcc: wcc, to_wcc: wcc }).encode(w);
