@@ -136,7 +136,8 @@ impl Operations {
     pub(super) async fn flush(&self, head: &Head, fh: u64) -> Outcome {
         let open = self.file(fh)?;
         open.file.inode().written()?.commit().await;
-        if open.file.has_failed() && is_exiting(head.pid) {
+        let has_error = open.file.has_failed() || open.short_write.has_returned();
+        if has_error && is_exiting(head.pid) {
             return Ok(Answer::done());
         }
         self.sync(fh).await

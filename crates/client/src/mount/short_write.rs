@@ -46,6 +46,11 @@ impl ShortWrite {
         self.lock().returned = Some(errno);
     }
 
+    /// Whether a WRITE has returned an error since the last FSYNC or FLUSH.
+    pub(super) fn has_returned(&self) -> bool {
+        self.lock().returned.is_some()
+    }
+
     /// The last error that a WRITE has returned, once.
     pub(super) fn take_returned(&self) -> Option<Errno> {
         self.lock().returned.take()

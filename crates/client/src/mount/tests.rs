@@ -3,7 +3,7 @@
 mod peer;
 
 use std::os::unix::net::UnixDatagram;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -149,6 +149,32 @@ async fn a_loss_that_a_writer_was_reported_is_not_reported_again_for_a_reader() 
     assert!(operations.finish().await.is_ok());
 }
 
+/// A process that exits: as a zombie it stays in the state in which the kernel closes its files.
+async fn exiting() -> Child {
+    let process = Command::new("true").spawn().unwrap();
+    let exits = async {
+        while !is_exiting(process.id()) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    within(exits).await;
+    process
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_error_that_a_write_has_returned_is_not_lost_with_a_process_that_exits() {
+    let (_peer, operations) = Peer::mounted().await;
+    let node = looked_up(&operations).await;
+    let fh = opened(&operations, node, 0).await;
+    operations.files.get(fh).unwrap().short_write.note_returned(Errno::NOSPC);
+    let mut process = exiting().await;
+    let mut of_process = request(node, 0);
+    of_process.pid = process.id();
+    assert!(operations.flush(&of_process, fh).await.is_ok());
+    process.wait().unwrap();
+    assert_eq!(operations.sync(fh).await.map_err(errno).err(), Some(Errno::NOSPC));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn data_lost_by_a_process_that_exits_is_reported_to_the_next_open() {
     let (peer, operations) = Peer::mounted().await;
@@ -156,14 +182,7 @@ async fn data_lost_by_a_process_that_exits_is_reported_to_the_next_open() {
     let node = looked_up(&operations).await;
     let exits = opened(&operations, node, 0).await;
     write(&operations, node, exits).await;
-    // As a zombie it stays in the state in which the kernel closes its files.
-    let mut process = Command::new("true").spawn().unwrap();
-    let exiting = async {
-        while !is_exiting(process.id()) {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    within(exiting).await;
+    let mut process = exiting().await;
     let mut of_process = request(node, 0);
     of_process.pid = process.id();
     assert!(operations.flush(&of_process, exits).await.is_ok());
