@@ -12,7 +12,7 @@
 
 use std::time::{Duration, Instant};
 
-use proto::nfs3::{Attributes, FileType};
+use proto::nfs3::{Attributes, FileType, SetAttributes};
 
 use crate::cache::change::Change;
 use crate::options::MountOptions;
@@ -170,6 +170,19 @@ impl AttributeCache {
         self.expired = true;
         self.order += 1;
         self.updated = self.order;
+    }
+
+    /// Notes the values that a SETATTR has set whose reply had no attributes: the cached ones stay
+    /// expired, but show them. Not if the reply to a later call has replaced them.
+    pub(crate) fn note_set(&mut self, new: &SetAttributes) {
+        if !self.expired {
+            return;
+        }
+        let Attributes { mode, uid, gid, size, .. } = &mut self.attributes;
+        *mode = new.mode.unwrap_or(*mode);
+        *uid = new.uid.unwrap_or(*uid);
+        *gid = new.gid.unwrap_or(*gid);
+        *size = new.size.unwrap_or(*size);
     }
 }
 

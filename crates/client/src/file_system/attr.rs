@@ -57,10 +57,12 @@ impl FileSystem {
             inode.data_changed();
             truncation.finish(size);
         }
-        match set.wcc.after {
-            Some(_) => Ok(inode.attributes()),
-            None => self.revalidate(inode).await,
+        if set.wcc.after.is_none() {
+            inode.note_set(&new);
+            // SETATTR has succeeded, whatever becomes of GETATTR.
+            let _ = self.revalidate(inode).await;
         }
+        Ok(inode.attributes())
     }
 
     /// ACCESS, RFC 1813 §3.3.4. Returns the granted subset of `wanted`, a sum of `ACCESS_*`.

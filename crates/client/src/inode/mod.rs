@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use proto::nfs3::{Attributes, FileHandle, FileType, Status};
+use proto::nfs3::{Attributes, FileHandle, FileType, SetAttributes, Status};
 use rustix::io::Errno;
 use tokio::sync::Notify;
 
@@ -227,6 +227,11 @@ impl Inode {
     /// Makes the attributes expire.
     pub(crate) fn expire(&self) {
         self.known().attributes.expire();
+    }
+
+    /// Notes what a SETATTR has set, if its reply had no attributes.
+    pub(crate) fn note_set(&self, new: &SetAttributes) {
+        self.known().attributes.note_set(new);
     }
 
     /// Takes note of the outcome of a call with the handle of this object, and returns it. After

@@ -330,6 +330,20 @@ async fn ftruncate_makes_no_call_behind_that_of_the_opener() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ftruncate_succeeds_if_the_attributes_are_left_out_and_cannot_be_asked_for() {
+    let (peer, operations) = Peer::mounted().await;
+    let node = looked_up(&operations).await;
+    let fh = Some(opened(&operations, node, 0).await);
+    peer.leave_out_attributes();
+    peer.refuse(Procedure::Getattr, Status::Acces);
+    let cut = Setattr { size: Some(7), fh, ..Setattr::default() };
+    assert!(operations.setattr(&request(node, 0), &cut).await.is_ok());
+    assert_eq!(peer.calls(&[Procedure::Setattr]).len(), 1);
+    let node = operations.node(node).map_err(errno).unwrap();
+    assert!(node.view().has_size(7, Instant::now()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_open_waits_for_the_removal_of_a_name_known_from_a_listing() {
     let readdirplus = UseReaddirplus::Always;
     let options = MountOptions { readdirplus, ..MountOptions::default() };

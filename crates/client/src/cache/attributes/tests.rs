@@ -132,6 +132,20 @@ fn sent_first(sent: Sent) -> Sent {
     Sent { order: 0, ..sent }
 }
 
+#[test]
+fn values_that_were_set_are_shown_until_a_later_reply() {
+    let now = Instant::now();
+    let mut cache = AttributeCache::new(&attributes(5, 1), timeouts(), now);
+    let cut = SetAttributes { size: Some(2), ..SetAttributes::default() };
+    cache.expire();
+    cache.note_set(&cut);
+    assert_eq!((cache.latest().size, cache.fresh(now)), (2, None));
+    let sent = cache.sending(now);
+    assert!(cache.learn(&attributes(7, 2), sent));
+    cache.note_set(&cut);
+    assert_eq!(cache.fresh(now).map(|shown| shown.size), Some(7));
+}
+
 proptest! {
     /// Calls read and change an object at a server whose clock may be coarse; replies arrive in any
     /// order.

@@ -37,6 +37,8 @@ pub(super) struct Peer {
 struct State {
     calls: Vec<Received>,
     size: u64,
+    /// The replies to SETATTR have no attributes.
+    leaves_out_attributes: bool,
     refusal: Option<(Procedure, Status)>,
 }
 
@@ -89,6 +91,11 @@ impl Peer {
     /// Ends what [`refuse`](Self::refuse) began.
     pub(super) fn permit(&self) {
         self.state().refusal = None;
+    }
+
+    /// Leaves the attributes out of all replies to SETATTR from now on.
+    pub(super) fn leave_out_attributes(&self) {
+        self.state().leaves_out_attributes = true;
     }
 
     /// Holds the replies to `procedure` until [`release`](Self::release).
@@ -147,10 +154,12 @@ impl Peer {
         let mut w = Writer::new();
         encode_success(&mut w, header.xid);
         match state.refusal {
-            // All failures of these tests are of procedures that return `wcc_data` with them.
+            // All other failures of these tests are of procedures that return `wcc_data` with them.
             Some((refused, status)) if refused == procedure => {
                 status.encode(&mut w);
-                WccData::default().encode(&mut w);
+                if procedure != Procedure::Getattr {
+                    WccData::default().encode(&mut w);
+                }
             }
             _ => state.results(procedure, arguments, &mut w),
         }
@@ -198,7 +207,8 @@ impl State {
             Procedure::Setattr => {
                 let SetattrArgs { object, new_attributes, .. } = decode_all(arguments).unwrap();
                 self.size = new_attributes.size.unwrap_or(self.size);
-                let wcc = WccData { before: None, after: Some(self.attributes(object)) };
+                let after = (!self.leaves_out_attributes).then(|| self.attributes(object));
+                let wcc = WccData { before: None, after };
                 SetattrReply::Ok(SetattrOk { wcc }).encode(w);
             }
             Procedure::Readdirplus => {
