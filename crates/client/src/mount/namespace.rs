@@ -37,6 +37,13 @@ impl Operations {
         Ok(Answer::entry(&self.entry(dir, inode)))
     }
 
+    /// The answer that a call has given `inode` a name in `dir`. That is done, whatever becomes of
+    /// a GETATTR for its attributes.
+    async fn named(&self, caller: &FileSystem, dir: &Inode, inode: &Arc<Inode>) -> Answer {
+        let _ = caller.attributes(inode).await;
+        Answer::entry(&self.entry(dir, inode))
+    }
+
     pub(super) async fn readlink(&self, head: &Head) -> Outcome {
         let node = self.node(head.node)?;
         Ok(Answer::data(self.as_caller(head).read_link(&node.inode).await?))
@@ -46,14 +53,14 @@ impl Operations {
         let dir = self.node(head.node)?;
         let caller = self.as_caller(head);
         let inode = caller.symlink(&dir.inode, &name.0, &target.0).await?;
-        self.found(&caller, &dir.inode, &inode).await
+        Ok(self.named(&caller, &dir.inode, &inode).await)
     }
 
     pub(super) async fn mkdir(&self, head: &Head, Name(name): &Name, mode: u32) -> Outcome {
         let dir = self.node(head.node)?;
         let caller = self.as_caller(head);
         let inode = caller.make_dir(&dir.inode, name, mode & MODE_BITS).await?;
-        self.found(&caller, &dir.inode, &inode).await
+        Ok(self.named(&caller, &dir.inode, &inode).await)
     }
 
     pub(super) async fn mknod(
@@ -76,14 +83,14 @@ impl Operations {
             // mknod(2) of a regular file, which must not exist yet.
             Some(FileType::Regular) => {
                 let inode = caller.create(&dir.inode, name, mode & MODE_BITS, true).await?;
-                return self.found(&caller, &dir.inode, &inode).await;
+                return Ok(self.named(&caller, &dir.inode, &inode).await);
             }
             Some(FileType::Directory | FileType::Symlink) | None => {
                 return Err(Refusal(Errno::INVAL));
             }
         };
         let inode = caller.make_node(&dir.inode, name, what).await?;
-        self.found(&caller, &dir.inode, &inode).await
+        Ok(self.named(&caller, &dir.inode, &inode).await)
     }
 
     pub(super) async fn unlink(&self, head: &Head, Name(name): &Name) -> Outcome {
@@ -126,6 +133,6 @@ impl Operations {
         let (file, dir) = (self.node(node)?, self.node(head.node)?);
         let caller = self.as_caller(head);
         caller.link(&file.inode, &dir.inode, new_name).await?;
-        self.found(&caller, &dir.inode, &file.inode).await
+        Ok(self.named(&caller, &dir.inode, &file.inode).await)
     }
 }

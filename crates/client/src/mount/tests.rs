@@ -344,6 +344,16 @@ async fn ftruncate_succeeds_if_the_attributes_are_left_out_and_cannot_be_asked_f
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn link_succeeds_if_the_attributes_are_left_out_and_cannot_be_asked_for() {
+    let (peer, operations) = Peer::mounted().await;
+    let node = looked_up(&operations).await;
+    peer.refuse(Procedure::Getattr, Status::Acces);
+    let linked = operations.link(&request(ROOT, 0), node, &Name((*b"other").into())).await;
+    assert_eq!(linked.map_err(errno).unwrap().granted.nodes, [node]);
+    assert_eq!(peer.calls(&[Procedure::Getattr]).len(), 2, "one of the root, by the mount");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_open_waits_for_the_removal_of_a_name_known_from_a_listing() {
     let readdirplus = UseReaddirplus::Always;
     let options = MountOptions { readdirplus, ..MountOptions::default() };

@@ -6,9 +6,10 @@ use std::time::Duration;
 use proto::nfs3::{
     AccessArgs, AccessOk, AccessReply, Attributes, CommitOk, CommitReply, CookieVerifier,
     EntryPlus, FileHandle, FileType, FsinfoOk, FsinfoReply, GetattrArgs, GetattrOk, GetattrReply,
-    LookupArgs, LookupOk, LookupReply, Procedure, ReaddirplusOk, ReaddirplusReply, RemovedOk,
-    RemovedReply, RenameOk, RenameReply, SetAttributes, SetattrArgs, SetattrOk, SetattrReply,
-    StableHow, Status, Time, WccData, WriteArgs, WriteOk, WriteReply, WriteVerifier,
+    LinkOk, LinkReply, LookupArgs, LookupOk, LookupReply, Procedure, ReaddirplusOk,
+    ReaddirplusReply, RemovedOk, RemovedReply, RenameOk, RenameReply, SetAttributes, SetattrArgs,
+    SetattrOk, SetattrReply, StableHow, Status, Time, WccData, WriteArgs, WriteOk, WriteReply,
+    WriteVerifier,
 };
 use proto::oncrpc::{Credential, decode_call, encode_success};
 use proto::xdr::{Encode, Reader, Writer, decode_all};
@@ -229,6 +230,10 @@ impl State {
             }
             Procedure::Rename => {
                 RenameReply::Ok(RenameOk { from_wcc: wcc, to_wcc: wcc }).encode(w);
+            }
+            Procedure::Link => {
+                let linked = LinkOk { file_attributes: None, dir_wcc: wcc };
+                LinkReply::Ok(linked).encode(w);
             }
             Procedure::Remove => RemovedReply::Ok(RemovedOk { dir_wcc: wcc }).encode(w),
             other => panic!("{} is not expected", other.name()),
