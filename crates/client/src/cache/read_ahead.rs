@@ -292,30 +292,49 @@ impl Part {
 }
 
 /// Reads `count` bytes; fewer only at the end of the file.
+///
+/// The data of one reply is a part of its record, which may be much longer. So a short reply is
+/// copied into memory of `count` bytes, and its record is not kept.
 async fn fetch<S: ReadSource>(
     source: &S,
     offset: u64,
     count: u32,
     purpose: Purpose,
 ) -> Result<Piece> {
-    let mut pieces = Vec::with_capacity(1);
-    let mut got = 0;
+    let first = ask(source, offset, count, purpose).await?;
+    if first.is_last(count) {
+        return Ok(first);
+    }
+    let mut joined = Vec::with_capacity(count as usize);
+    joined.extend_from_slice(&first.data);
+    drop(first);
     loop {
-        let ReadData { data, eof, .. } =
-            source.read(offset.saturating_add(u64::from(got)), count - got, purpose).await?;
-        // Otherwise a server could make the client retry for ever.
-        if data.is_empty() && !eof {
-            let error = DecodeError { what: "READ3resok without data or eof", at_byte: 0 };
-            return Err(Error::Malformed { procedure: Procedure::Read.name(), error });
-        }
-        got += u32::try_from(data.len()).unwrap_or(u32::MAX).min(count - got);
-        pieces.push(data);
-        if eof || got == count {
-            let mut data = join(pieces);
-            data.truncate(count as usize);
-            return Ok(Piece { data, eof });
+        let got = u32::try_from(joined.len()).expect("no more than `count`");
+        let left = count - got;
+        let next = ask(source, offset.saturating_add(u64::from(got)), left, purpose).await?;
+        joined.extend_from_slice(&next.data);
+        if next.is_last(left) {
+            joined.shrink_to_fit();
+            return Ok(Piece { data: joined.into(), eof: next.eof });
         }
     }
+}
+
+/// READ of at most `count` bytes.
+async fn ask<S: ReadSource>(
+    source: &S,
+    offset: u64,
+    count: u32,
+    purpose: Purpose,
+) -> Result<Piece> {
+    let ReadData { mut data, eof, .. } = source.read(offset, count, purpose).await?;
+    // Otherwise a server could make the client retry for ever.
+    if data.is_empty() && !eof {
+        let error = DecodeError { what: "READ3resok without data or eof", at_byte: 0 };
+        return Err(Error::Malformed { procedure: Procedure::Read.name(), error });
+    }
+    data.truncate(count as usize);
+    Ok(Piece { data, eof })
 }
 
 /// Joins pieces. A single one is not copied.

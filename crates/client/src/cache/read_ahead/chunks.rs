@@ -19,6 +19,13 @@ pub(super) struct Piece {
     pub(super) eof: bool,
 }
 
+impl Piece {
+    /// Whether a request for `count` bytes is fulfilled.
+    pub(super) fn is_last(&self, count: u32) -> bool {
+        self.eof || self.data.len() == count as usize
+    }
+}
+
 /// The outcome of a call.
 pub(super) type Filled = Result<Piece>;
 

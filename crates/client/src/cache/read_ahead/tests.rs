@@ -1,5 +1,5 @@
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex};
 use std::time::Duration;
 
@@ -255,6 +255,48 @@ async fn short_replies_are_completed_and_the_end_is_exact() {
     }
     assert!(reader.read(u64::MAX - 1, 10, len).await.unwrap().is_empty());
     assert!(reader.read(0, 0, len).await.unwrap().is_empty());
+}
+
+/// A server whose replies have one byte each, in records of 4 KiB.
+#[derive(Clone, Default)]
+struct Trickle {
+    /// Records that are held now, and at most.
+    held: Arc<AtomicUsize>,
+    held_max: Arc<AtomicUsize>,
+}
+
+impl ReadSource for Trickle {
+    async fn read(&self, _: u64, _: u32, _: Purpose) -> Result<ReadData> {
+        let held = self.held.fetch_add(1, Ordering::Relaxed) + 1;
+        self.held_max.fetch_max(held, Ordering::Relaxed);
+        let record = Bytes::from_owner(Record([7; 4096], Arc::clone(&self.held)));
+        Ok(ReadData { attributes: None, eof: false, data: record.slice(100..101) })
+    }
+}
+
+/// Memory that is counted until it is dropped.
+struct Record([u8; 4096], Arc<AtomicUsize>);
+
+impl AsRef<[u8]> for Record {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        self.1.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[tokio::test]
+async fn short_replies_do_not_hold_their_records() {
+    let source = Trickle::default();
+    let config = ReadAheadConfig { read_bytes: 1000, chunks_ahead: 0, budget: budget() };
+    let reader = ReadAhead::new(source.clone(), config);
+    assert_eq!(reader.read(0, 999, 1000).await.unwrap(), vec![7; 999]);
+    let (held, held_max) = (source.held.load(Ordering::Relaxed), source.held_max);
+    assert_eq!((held, held_max.load(Ordering::Relaxed)), (0, 1));
 }
 
 #[tokio::test]
