@@ -296,6 +296,22 @@ async fn a_peer_that_hangs_up_is_not_called_without_pause() {
 }
 
 #[tokio::test]
+async fn replies_to_no_call_do_not_shorten_the_pauses() {
+    let (peer, rpc, mut connected) = Peer::connected(&hard()).await;
+    let _call = ask(&rpc, 1);
+    let began = Instant::now();
+    for _ in 0..5 {
+        let received = connected.receive().await;
+        connected.send(&reply(received.xid.wrapping_add(7), &[])).await;
+        drop(connected);
+        connected = peer.accept().await;
+    }
+    // As for a peer that hangs up.
+    let paused = began.elapsed();
+    assert!(paused >= Duration::from_millis(1000), "five connections within {paused:?}");
+}
+
+#[tokio::test]
 async fn no_connection_is_tried_without_a_waiting_call() {
     let (peer, rpc, connected) = Peer::connected(&hard()).await;
     let address = peer.address();

@@ -28,7 +28,7 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(86400);
 /// programs are left without an explanation.
 pub(super) const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// The pause before a connection is made again: none the first time, then this, doubled each time
-/// until a reply has come.
+/// until a call is answered.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 /// A pause is not made longer than this.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
@@ -50,7 +50,7 @@ pub(super) struct Shared {
     /// Whether it was reported that the server does not respond.
     not_responding: AtomicBool,
     started: Instant,
-    /// When the latest reply came, in milliseconds since `started`.
+    /// When the latest reply to a call came, in milliseconds since `started`.
     replied_ms: AtomicU64,
 }
 
@@ -89,7 +89,7 @@ impl Shared {
         }
     }
 
-    /// When the latest reply came over any connection; the start before the first.
+    /// When the latest reply to a call came over any connection; the start before the first.
     fn replied_at(&self) -> Instant {
         self.started + Duration::from_millis(self.replied_ms.load(Ordering::Relaxed))
     }
@@ -170,7 +170,7 @@ struct State {
     outstanding: AtomicUsize,
     /// There may be something to send. One task waits for it.
     work: Notify,
-    /// A reply has come over the present connection.
+    /// A call has been answered over the present connection.
     replied: AtomicBool,
     /// Why there is no connection.
     last_error: Mutex<Option<Arc<io::Error>>>,
@@ -276,14 +276,16 @@ impl State {
     /// Gives a reply to its call. Fails when the record is none.
     fn answer(&self, record: Bytes) -> io::Result<()> {
         let (xid, reply) = parse(record)?;
+        // A reply without a waiting call is late: the call was cancelled. Or the peer has made it
+        // up, so that it is no sign of a server that works.
+        if !self.calls().answer(xid, reply) {
+            return Ok(());
+        }
         if !self.replied.swap(true, Ordering::Relaxed) {
             *self.last_error() = None;
         }
         self.shared.note_reply();
-        // A reply without a waiting call is late: the call was cancelled.
-        if self.calls().answer(xid, reply) {
-            self.work.notify_one();
-        }
+        self.work.notify_one();
         Ok(())
     }
 
