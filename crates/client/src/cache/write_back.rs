@@ -67,8 +67,9 @@ pub(crate) trait WriteTarget: Clone + Send + Sync + 'static {
     /// [`write`](Self::write).
     fn commit(&self, offset: u64, count: u32) -> impl Future<Output = Result<CommitOk>> + Send;
 
-    /// Data that was sent before another client changed the file is committed, and no longer held:
-    /// caches above may have it in place of the other client's.
+    /// Data that was sent before another client changed the file is committed, or data that the
+    /// server has lost repeatedly is given up. It is no longer held: caches above may have it in
+    /// place of the server's data.
     fn superseded(&self);
 
     /// Whether both are calls of the same user, so that their data may share a WRITE.

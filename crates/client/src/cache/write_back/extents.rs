@@ -57,8 +57,9 @@ pub(super) struct Extents<T> {
     foreign_at: u64,
     /// The place of the latest one that an open has waited for.
     awaited_at: u64,
-    /// Data sent before a foreign change was committed, and readers may have cached it: the calls
-    /// of its writer, until [`superseded_noted`](Self::superseded_noted).
+    /// Data sent before a foreign change was committed, or data was given up that the server has
+    /// lost repeatedly, and readers may have cached it: the calls of its writer, until
+    /// [`superseded_noted`](Self::superseded_noted).
     superseded: Option<T>,
     /// The ordinal of the COMMIT in flight.
     commit: Option<u64>,
@@ -416,6 +417,8 @@ impl<T: Caller> Extents<T> {
             sent.origin.losses += 1;
             if sent.origin.losses > LOSSES_MAX {
                 outcome = Err(Error::Forgetful { times: sent.origin.losses });
+                // Caches above may have it, as after the error of a WRITE.
+                self.superseded = Some(sent.origin.caller);
             } else {
                 self.put_back(&sent.origin, offset, &sent.bytes, now);
             }

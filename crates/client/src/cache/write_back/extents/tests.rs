@@ -364,6 +364,7 @@ fn repeated_loss_is_an_error() {
         }
     }
     assert!(bench.extents.is_clean());
+    assert_eq!(bench.extents.superseded(), Some(ANNA), "readers may have cached it");
 }
 
 #[test]
