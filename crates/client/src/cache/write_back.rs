@@ -146,6 +146,7 @@ impl<T: WriteTarget> WriteBack<T> {
             write_bytes,
             in_flight_max: writes_in_flight,
             commit_bytes: (budget.bytes_max() as u64 / COMMIT_SHARE).max(1),
+            pieces_max: PIECES_MAX,
         };
         let extents = Extents::new(limits, kept);
         Self { file: Arc::new(DirtyFile::new(sync, traced, Account::new(budget), extents)) }
@@ -428,6 +429,9 @@ impl<T: WriteTarget> Drop for ReadMark<T> {
 /// A file commits in the background when this fraction of the budget is unstable, so that a long
 /// stream releases room while it continues, and does not wait for one large COMMIT.
 const COMMIT_SHARE: u64 = 4;
+/// Unstable pieces of a file at most, of some 300 bytes: a server may write a few bytes of each
+/// WRITE, and each reply leaves a piece that the budget does not include.
+const PIECES_MAX: usize = 65_536;
 /// The largest file offset: `loff_t` is signed.
 const OFFSET_MAX: u64 = i64::MAX as u64;
 

@@ -33,6 +33,9 @@ pub(super) struct Limits {
     pub(super) in_flight_max: usize,
     /// From this number of unstable bytes on they are committed without a request.
     pub(super) commit_bytes: u64,
+    /// Unstable pieces at most: with so many no WRITE is sent, and from half of them on they are
+    /// committed without a request.
+    pub(super) pieces_max: usize,
 }
 
 /// The written data of one file.
@@ -231,7 +234,8 @@ impl<T: Caller> Extents<T> {
             self.ordinal += 1;
             return Some(Action::Commit { caller });
         }
-        if self.sent.in_flight() >= self.limits.in_flight_max || self.pauses > 0 {
+        let is_full = self.sent.unstable_pieces() >= self.limits.pieces_max;
+        if self.sent.in_flight() >= self.limits.in_flight_max || self.pauses > 0 || is_full {
             return None;
         }
         let run = self.pick()?;
@@ -272,7 +276,8 @@ impl<T: Caller> Extents<T> {
         let asked_for = self.sent.has_unstable(self.goals.committed)
             && !self.is_unanswered(self.goals.committed);
         let is_old = self.unstable_since.is_some_and(|since| since + AGE_MAX <= now);
-        let is_much = self.sent.unstable_bytes() >= self.limits.commit_bytes;
+        let is_much = self.sent.unstable_bytes() >= self.limits.commit_bytes
+            || self.sent.unstable_pieces() >= self.limits.pieces_max / 2;
         let is_in_doubt =
             self.sent.unstable_bytes() > 0 && self.sent.has_sent_before(self.awaited_at);
         if self.commit.is_some() || !(asked_for || is_old || is_much || is_in_doubt) {

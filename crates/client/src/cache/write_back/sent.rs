@@ -66,6 +66,11 @@ impl<T: Clone> SentData<T> {
         self.in_flight
     }
 
+    /// Number of unstable extents.
+    pub(super) fn unstable_pieces(&self) -> usize {
+        self.extents.len() - self.in_flight
+    }
+
     pub(super) fn unstable_bytes(&self) -> u64 {
         self.unstable_bytes
     }

@@ -34,7 +34,12 @@ impl Bench {
 
     /// Also keeps committed data, up to `kept_bytes`.
     fn keeping(in_flight_max: usize, kept_bytes: usize) -> Self {
-        let limits = Limits { write_bytes: BLOCK, in_flight_max, commit_bytes: 1 << 20 };
+        let limits = Limits {
+            write_bytes: BLOCK,
+            in_flight_max,
+            commit_bytes: 1 << 20,
+            pieces_max: 1 << 20,
+        };
         let account = Account::new(&WriteBudget::new(1 << 20));
         Self {
             extents: Extents::new(limits, &KeptBudget::new(kept_bytes)),
@@ -368,6 +373,24 @@ fn repeated_loss_is_an_error() {
 }
 
 #[test]
+fn pieces_that_short_replies_leave_are_committed_before_they_are_too_many() {
+    let mut bench = Bench::new(8);
+    bench.extents.limits.pieces_max = 4;
+    bench.write(ANNA, 0, &[1; 16]);
+    for (offset, len) in [(0, 16), (1, 15), (2, 14), (3, 13)] {
+        if offset == 2 {
+            assert!(bench.commits());
+        }
+        assert_eq!(bench.calls(), [(offset, len)]);
+        bench.written(offset, 1, StableHow::Unstable, 1);
+    }
+    assert_eq!(bench.calls(), []);
+    bench.committed(1).unwrap();
+    assert!(bench.commits());
+    assert_eq!(bench.calls(), [(4, 12)]);
+}
+
+#[test]
 fn a_commit_covers_the_writes_answered_before_it() {
     let mut bench = Bench::new(8);
     bench.write(ANNA, 0, &[1; 32]);
@@ -611,9 +634,11 @@ enum Commit {
 
 impl World {
     fn new(in_flight_max: usize) -> Self {
+        let mut bench = Bench::keeping(in_flight_max, 100);
+        bench.extents.limits.pieces_max = 8;
         let server = Server { stable: vec![0; SIZE], now: vec![0; SIZE], verifier: 0 };
         Self {
-            bench: Bench::keeping(in_flight_max, 100),
+            bench,
             server,
             file: vec![0; SIZE],
             users: vec![ANNA],
