@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use client::export::Holding;
 use client::mount3::Mounted;
 use client::nfs3::{Listing as Page, Name, Nfs3};
 use client::{Error, ListingProgress, MountOptions, Result};
@@ -58,9 +57,13 @@ pub(crate) enum LastLink {
 }
 
 impl Remote {
-    /// Asks what the export can do.
-    pub(crate) async fn new(holding: Holding, options: &MountOptions) -> Result<Self> {
-        let Holding { mounted: Mounted { nfs, root }, export: path } = holding;
+    /// The export mounted at `path`, with its FSINFO.
+    pub(crate) async fn new(
+        path: Vec<u8>,
+        mounted: Mounted,
+        options: &MountOptions,
+    ) -> Result<Self> {
+        let Mounted { nfs, root } = mounted;
         let info = nfs.fsinfo(root).await?;
         let transfers_max = [options.rsize, options.wsize];
         Ok(Self { nfs, export: Arc::new(Export { root, info, path, transfers_max }) })

@@ -1,12 +1,14 @@
 //! Connections to servers for the life of a command, one for each export that it touches.
 
+use std::collections::HashMap;
 use std::str::FromStr as _;
 use std::sync::Arc;
 
 use clap::Args;
-use client::export;
+use client::export::{Exports, Holding};
 use client::mount_options::{MountRequest, OptionError};
 use client::{Identity, MountOptions, NfsUrl};
+use proto::nfs3::FileHandle;
 
 use super::failure::Result;
 use super::remote::{LastLink, Node, Remote, below};
@@ -34,40 +36,47 @@ impl ConnectOptions {
     }
 }
 
-/// The exports that a command has mounted so far.
+/// The servers that a command has reached so far.
 pub(crate) struct Session {
     options: MountOptions,
     identity: Arc<Identity>,
-    exports: Vec<(NfsUrl, Remote)>,
+    servers: Vec<Server>,
+}
+
+/// A server as one user.
+struct Server {
+    /// Its URL without a path.
+    url: NfsUrl,
+    exports: Exports,
+    /// The exports mounted so far, by the paths that MNT was called with.
+    mounted: HashMap<Vec<u8>, Remote>,
 }
 
 impl Session {
     pub(crate) fn new(options: &ConnectOptions) -> Self {
         let identity = Arc::new(Identity::of_process());
-        Self { options: options.mount(), identity, exports: Vec::new() }
+        Self { options: options.mount(), identity, servers: Vec::new() }
     }
 
     /// The export that holds what `url` names, and the path to it from the export's root. With
     /// [`LastLink::Keep`] the last name is looked up, and not mounted where the server does not
-    /// list its exports.
+    /// list its exports. The URLs that were reached before have no influence on the choice.
     pub(crate) async fn reach(
         &mut self,
         url: &NfsUrl,
         last: LastLink,
     ) -> Result<(Remote, Vec<u8>)> {
-        for (known, remote) in &self.exports {
-            let place = |url: &NfsUrl| NfsUrl { path: Vec::new(), ..url.clone() };
-            if place(known) == place(url)
-                && let Some(path) = below(&url.path, remote.path())
-            {
-                return Ok((remote.clone(), path.to_vec()));
+        let place = NfsUrl { path: Vec::new(), ..url.clone() };
+        let index = match self.servers.iter().position(|server| server.url == place) {
+            Some(index) => index,
+            None => {
+                let exports = Exports::find(&place, &self.options, &self.identity).await?;
+                self.servers.push(Server { url: place, exports, mounted: HashMap::new() });
+                self.servers.len() - 1
             }
-        }
-        let keep_name = last == LastLink::Keep;
-        let holding = export::mount_holding(url, keep_name, &self.options, &self.identity).await?;
-        let remote = Remote::new(holding, &self.options).await?;
+        };
+        let remote = self.servers[index].mount(&url.path, last, &self.options).await?;
         let path = below(&url.path, remote.path()).unwrap_or_default().to_vec();
-        self.exports.push((url.clone(), remote.clone()));
         Ok((remote, path))
     }
 
@@ -76,5 +85,41 @@ impl Session {
         let (remote, path) = self.reach(url, LastLink::Follow).await?;
         let node = remote.resolve(&path, last).await?;
         Ok((remote, node))
+    }
+}
+
+impl Server {
+    /// The export that holds `path`, mounted now or before.
+    async fn mount(
+        &mut self,
+        path: &[u8],
+        last: LastLink,
+        options: &MountOptions,
+    ) -> Result<Remote> {
+        let keep_name = last == LastLink::Keep;
+        let is_mounted = |export: &[u8]| self.mounted.contains_key(export);
+        let Holding { export, mounted } = self.exports.mount(path, keep_name, is_mounted).await?;
+        let remote = match mounted {
+            None => return Ok(self.mounted[&export].clone()),
+            Some(mounted) => match self.containing(&export, mounted.root).await {
+                Some(remote) => remote,
+                None => Remote::new(export.clone(), mounted, options).await?,
+            },
+        };
+        self.mounted.insert(export, remote.clone());
+        Ok(remote)
+    }
+
+    /// The mounted export in which the path leads to the directory `root`. Where the server lists
+    /// no exports, MNT may have returned a directory of it, from which files can be renamed.
+    async fn containing(&self, path: &[u8], root: FileHandle) -> Option<Remote> {
+        for remote in self.mounted.values() {
+            let Some(path) = below(path, remote.path()) else { continue };
+            let found = remote.resolve(path, LastLink::Keep).await;
+            if found.is_ok_and(|node| node.handle == root) {
+                return Some(remote.clone());
+            }
+        }
+        None
     }
 }

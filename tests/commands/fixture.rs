@@ -61,7 +61,8 @@ pub(crate) fn assert_exit(output: &Output, status: i32, line: &str) {
 pub(crate) struct Server {
     dir: TempDir,
     root: PathBuf,
-    squash: &'static str,
+    /// The exports in its configuration.
+    exports: String,
     child: Child,
     port: u16,
 }
@@ -73,22 +74,31 @@ impl Server {
     }
 
     /// The same, which squashes these users.
-    pub(crate) fn squashing(squash: &'static str) -> Self {
-        let dir = TempDir::new().unwrap();
-        let root = fs::canonicalize(dir.path()).unwrap().join("e");
-        fs::create_dir(&root).unwrap();
-        Self::with(dir, root, squash)
+    pub(crate) fn squashing(squash: &str) -> Self {
+        let (dir, root) = fresh();
+        let exports = export("/e", &root, squash);
+        Self::with(dir, root, exports)
+    }
+
+    /// One that also exports the directory `name` beside `/e`, as `/e/NAME`.
+    pub(crate) fn nesting(name: &str) -> Self {
+        let (dir, root) = fresh();
+        let nested = root.with_file_name(name);
+        fs::create_dir(&nested).unwrap();
+        let exports = export("/e", &root, "none") + &export(&format!("/e/{name}"), &nested, "none");
+        Self::with(dir, root, exports)
     }
 
     /// One of `root`, which is to stay for as long as `dir` does.
     pub(crate) fn of(dir: TempDir, root: PathBuf) -> Self {
-        Self::with(dir, root, "none")
+        let exports = export("/e", &root, "none");
+        Self::with(dir, root, exports)
     }
 
-    fn with(dir: TempDir, root: PathBuf, squash: &'static str) -> Self {
+    fn with(dir: TempDir, root: PathBuf, exports: String) -> Self {
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        let (child, port) = serve(dir.path(), &root, squash, 0);
-        Self { dir, root, squash, child, port }
+        let (child, port) = serve(dir.path(), &exports, 0);
+        Self { dir, root, exports, child, port }
     }
 
     /// The URL of a path, which needs no escapes.
@@ -132,7 +142,7 @@ impl Server {
 
     /// Starts it anew where it was.
     pub(crate) fn restart(&mut self) {
-        (self.child, _) = serve(self.dir.path(), &self.root, self.squash, self.port);
+        (self.child, _) = serve(self.dir.path(), &self.exports, self.port);
     }
 }
 
@@ -144,13 +154,26 @@ impl Drop for Server {
     }
 }
 
-fn serve(dir: &Path, root: &Path, squash: &str, port: u16) -> (Child, u16) {
+/// A directory to export, and what it is in.
+fn fresh() -> (TempDir, PathBuf) {
+    let dir = TempDir::new().unwrap();
+    let root = fs::canonicalize(dir.path()).unwrap().join("e");
+    fs::create_dir(&root).unwrap();
+    (dir, root)
+}
+
+/// An export as the configuration has it.
+fn export(name: &str, path: &Path, squash: &str) -> String {
+    format!(
+        "[[export]]\npath = {path:?}\nname = {name:?}\n\
+         [[export.client]]\nhosts = [\"127.0.0.1\"]\nsquash = {squash:?}\n"
+    )
+}
+
+fn serve(dir: &Path, exports: &str, port: u16) -> (Child, u16) {
     let config = dir.join("spillway.toml");
-    let text = format!(
-        "listen = \"127.0.0.1:{port}\"\nstate_dir = {:?}\n[[export]]\npath = {root:?}\n\
-         name = \"/e\"\n[[export.client]]\nhosts = [\"127.0.0.1\"]\nsquash = {squash:?}\n",
-        dir.join("state"),
-    );
+    let text =
+        format!("listen = \"127.0.0.1:{port}\"\nstate_dir = {:?}\n{exports}", dir.join("state"),);
     fs::write(&config, text).unwrap();
     let mut command = spillway();
     command.arg("serve").arg("--config").arg(&config);

@@ -6,12 +6,14 @@
 mod beside_coreutils;
 mod changing;
 mod copying;
+mod exports;
 mod fixture;
 mod gate;
 mod hostile;
 mod interrupted;
 mod listing;
 mod output;
+mod relay;
 #[path = "../skip/mod.rs"]
 mod skip;
 mod targets;

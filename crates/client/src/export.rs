@@ -11,62 +11,86 @@ use proto::mount3::MountStatus;
 use crate::mount3::{Mount3, Mounted};
 use crate::{Error, Identity, MountOptions, NfsUrl, Result};
 
-/// A mounted export and its path on the server.
+/// The exports of a server.
+#[derive(Debug)]
+pub struct Exports {
+    service: Mount3,
+    /// A URL of the server, with any path.
+    url: NfsUrl,
+    /// The paths that EXPORT (RFC 1813 §5.2.5) has returned, none if it failed.
+    listed: Vec<Vec<u8>>,
+    options: MountOptions,
+    identity: Arc<Identity>,
+}
+
+/// The export that contains an object.
 #[derive(Clone, Debug)]
 pub struct Holding {
-    /// Its calls and its root.
-    pub mounted: Mounted,
-    /// The mounted path: the URL's path or a prefix of it up to a slash.
+    /// The mounted path: the object's path or a prefix of it up to a slash.
     pub export: Vec<u8>,
+    /// Its calls and its root; none if it was mounted before.
+    pub mounted: Option<Mounted>,
 }
 
-/// Mounts the export that contains the object of `url`.
-///
-/// That is the longest path in the server's list of exports (EXPORT, RFC 1813 §5.2.5) that is a
-/// prefix of the URL's path. Its refusal is final, so that a refused export is not entered from
-/// above. If no listed path matches, as with servers that do not return a list, the whole path is
-/// tried and then its parents. With `keep_name` the whole path is tried last, for a caller that
-/// will look up its last name, to remove it for instance.
-///
-/// # Errors
-/// Those of [`crate::mount3::mount`]. If no part of the path can be mounted, MNT3ERR_ACCES if it
-/// was returned for any, otherwise the status for the first.
-pub async fn mount_holding(
-    url: &NfsUrl,
-    keep_name: bool,
-    options: &MountOptions,
-    identity: &Arc<Identity>,
-) -> Result<Holding> {
-    let service = Mount3::find(url, options, identity).await?;
-    let exports = service.export().await.unwrap_or_default();
-    let listed = exports.iter().map(|entry| &entry.directory[..]);
-    if let Some(export) = longest(listed, &url.path) {
-        return mount(&service, url, export, options, identity).await;
+impl Exports {
+    /// Finds the exports of the host in `url`, whose path is ignored. They are mounted as
+    /// `identity`, or as the user in the URL.
+    ///
+    /// # Errors
+    /// Those of [`Mount3::find`].
+    pub async fn find(
+        url: &NfsUrl,
+        options: &MountOptions,
+        identity: &Arc<Identity>,
+    ) -> Result<Self> {
+        let service = Mount3::find(url, options, identity).await?;
+        let entries = service.export().await.unwrap_or_default();
+        let listed = entries.into_iter().map(|entry| entry.directory).collect();
+        let (url, options, identity) = (url.clone(), options.clone(), Arc::clone(identity));
+        Ok(Self { service, url, listed, options, identity })
     }
-    let mut refusal = None;
-    for export in prefixes(&url.path, keep_name) {
-        match mount(&service, url, export, options, identity).await {
-            Err(Error::Mount { status }) if is_about_the_path(status) => {
-                if refusal.is_none() || status == MountStatus::Acces {
-                    refusal = Some(status);
-                }
+
+    /// Mounts the export that contains the object at `path`, unless `is_mounted` returns true for
+    /// its path.
+    ///
+    /// That is the longest path in the server's list of exports that is a prefix of `path`. Its
+    /// refusal is final, so that a refused export is not entered from above. If no listed path
+    /// matches, as with servers that do not return a list, the whole path is tried and then its
+    /// parents. With `keep_name` the whole path is tried last, for a caller that will look up its
+    /// last name, to remove it for instance.
+    ///
+    /// # Errors
+    /// Those of [`crate::mount3::mount`]. If no part of the path can be mounted, MNT3ERR_ACCES if
+    /// it was returned for any, otherwise the status for the first.
+    pub async fn mount(
+        &self,
+        path: &[u8],
+        keep_name: bool,
+        is_mounted: impl Fn(&[u8]) -> bool,
+    ) -> Result<Holding> {
+        let listed = self.listed.iter().map(Vec::as_slice);
+        let candidates = match longest(listed, path) {
+            Some(export) => vec![export],
+            None => prefixes(path, keep_name),
+        };
+        let mut refusal = None;
+        for export in candidates {
+            if is_mounted(export) {
+                return Ok(Holding { export: export.to_vec(), mounted: None });
             }
-            result => return result,
+            let url = NfsUrl { path: export.to_vec(), ..self.url.clone() };
+            match self.service.mount(&url, &self.options, &self.identity).await {
+                Ok(mounted) => return Ok(Holding { export: url.path, mounted: Some(mounted) }),
+                Err(Error::Mount { status }) if is_about_the_path(status) => {
+                    if refusal.is_none() || status == MountStatus::Acces {
+                        refusal = Some(status);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
         }
+        Err(Error::Mount { status: refusal.unwrap_or(MountStatus::Noent) })
     }
-    Err(Error::Mount { status: refusal.unwrap_or(MountStatus::Noent) })
-}
-
-async fn mount(
-    service: &Mount3,
-    url: &NfsUrl,
-    export: &[u8],
-    options: &MountOptions,
-    identity: &Arc<Identity>,
-) -> Result<Holding> {
-    let url = NfsUrl { path: export.to_vec(), ..url.clone() };
-    let mounted = service.mount(&url, options, identity).await?;
-    Ok(Holding { mounted, export: url.path })
 }
 
 /// Whether the server may accept another path.

@@ -194,10 +194,10 @@ fn the_null_server_can_be_mounted_and_worked_on() {
     Runtime::new().unwrap().block_on(async {
         let identity = Arc::new(identity());
         let options = MountOptions::default();
-        let holding = client::export::mount_holding(&url, false, &options, &identity);
-        let holding = holding.await.unwrap();
+        let exports = client::export::Exports::find(&url, &options, &identity).await.unwrap();
+        let holding = exports.mount(&url.path, false, |_| false).await.unwrap();
         assert_eq!(holding.export, b"/");
-        let (nfs, root) = (holding.mounted.nfs, holding.mounted.root);
+        let mount3::Mounted { nfs, root } = holding.mounted.unwrap();
         let service = Service::of(&nfs, root).await.unwrap();
         assert_eq!((service.read_bytes_max, service.write_bytes_max), (4 << 20, 4 << 20));
         let dir = nfs.mkdir(root, b"any", SetAttributes::default()).await.unwrap().object.unwrap();
