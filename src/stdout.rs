@@ -18,6 +18,14 @@ pub(crate) fn check() -> io::Result<()> {
     if ::io::stdout_was_closed() { Err(Errno::BADF.into()) } else { Ok(()) }
 }
 
+/// Write errors of standard output that the kernel reports no earlier than at close(2).
+///
+/// # Errors
+/// Those of [`::io::check_close`].
+pub(crate) fn check_close() -> io::Result<()> {
+    ::io::check_close(io::stdout())
+}
+
 impl Write for Stdout {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         check()?;

@@ -76,7 +76,7 @@ impl Console {
     /// The exit status. `output` is the outcome of the command's own writes to stdout.
     pub(crate) fn finish(&self, output: io::Result<()>) -> ExitCode {
         let said = locked(&self.stdout_failure).take().map_or(Ok(()), Err);
-        match output.and(said) {
+        match output.and(said).and_then(|()| stdout::check_close()) {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
                 return ExitCode::from(READER_GONE);
             }

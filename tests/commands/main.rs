@@ -5,6 +5,7 @@
 
 mod beside_coreutils;
 mod changing;
+mod closing;
 mod copying;
 mod exports;
 mod fixture;

@@ -34,6 +34,7 @@ mod byte_range;
 mod change_stamps;
 mod change_watch;
 mod clone_range;
+mod close;
 mod closed_stdout;
 mod data_file;
 mod descriptor_path;
@@ -81,6 +82,7 @@ pub use change_stamps::{
 };
 pub use change_watch::{ChangeWatch, ChangeWatches};
 pub use clone_range::clone_range;
+pub use close::check_close;
 pub use closed_stdout::stdout_was_closed;
 pub use data_file::{
     NowaitRead, WriteError, read_at, read_dontcache, read_into_cache, try_read_at_nowait, write_at,

@@ -150,6 +150,13 @@ impl Sink {
             Self::Stream { .. } => Err(Failure::refused(Errno::SPIPE)),
         }
     }
+
+    /// Write errors that the kernel of this machine reports no earlier than at close(2).
+    pub(super) async fn check_close(&mut self) -> Result<()> {
+        let Some(file) = self.file() else { return Ok(()) };
+        let checked = spawn_blocking(move || ::io::check_close(&file));
+        Ok(checked.await.expect("it does not panic")?)
+    }
 }
 
 fn blocking(work: impl FnOnce() -> io::Result<()> + Send + 'static, written: Written) -> Writing {

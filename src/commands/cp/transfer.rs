@@ -78,6 +78,7 @@ pub(super) async fn transfer(
             if written_end < end {
                 sink.set_size(end).await.map_err(Broken::Writing)?;
             }
+            sink.check_close().await.map_err(Broken::Writing)?;
             return Ok(end);
         }
         for range in lost {
