@@ -21,6 +21,8 @@ pub(super) struct Place {
     pub(super) dir: FileHandle,
     pub(super) name: Vec<u8>,
     pub(super) shown: Shown,
+    /// Whether a slash follows the name, as only a directory can have it.
+    pub(super) ends_with_slash: bool,
 }
 
 impl Place {
@@ -69,10 +71,11 @@ impl Destination {
     pub(super) async fn place(&self, source_name: &[u8]) -> Result<Place> {
         if let Some(node) = self.existing_dir {
             let (name, shown) = (source_name.to_vec(), self.shown.join(source_name));
-            return Ok(Place { dir: node.handle, name, shown });
+            return Ok(Place { dir: node.handle, name, shown, ends_with_slash: false });
         }
         let (parent, name) = self.remote.resolve_parent(without_end_slashes(&self.path)).await?;
-        Ok(Place { dir: parent.handle, name, shown: self.shown.clone() })
+        let (shown, ends_with_slash) = (self.shown.clone(), self.path.ends_with(b"/"));
+        Ok(Place { dir: parent.handle, name, shown, ends_with_slash })
     }
 }
 

@@ -177,8 +177,9 @@ impl Linker<'_> {
 }
 
 impl Source {
-    async fn link(&self, remote: &Remote, Place { dir, name, shown }: &Place) -> Result<()> {
-        if shown.as_bytes().ends_with(b"/") {
+    async fn link(&self, remote: &Remote, place: &Place) -> Result<()> {
+        let Place { dir, name, ends_with_slash, .. } = place;
+        if *ends_with_slash {
             return Err(Failure::refused(Errno::NOENT));
         }
         match self {
@@ -199,7 +200,8 @@ impl Source {
             Self::File(node, path) if node.attributes.nlink > 1 => {
                 let (parent, name) = remote.resolve_parent(path).await?;
                 let dir = parent.handle;
-                let source = Place { dir, name, shown: place.shown.clone() };
+                let (shown, ends_with_slash) = (place.shown.clone(), false);
+                let source = Place { dir, name, shown, ends_with_slash };
                 source.is_same(place, remote).await
             }
             Self::File(..) => Ok(true),

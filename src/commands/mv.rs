@@ -92,10 +92,12 @@ impl Mover<'_> {
         let (remote, path) = session.reach(&from.url, LastLink::Keep).await?;
         let (parent, name) = remote.resolve_parent(&path).await?;
         let node = remote.lookup(parent.handle, &name).await?;
-        if path.ends_with(b"/") && !node.is_dir() {
+        let ends_with_slash = path.ends_with(b"/");
+        if ends_with_slash && !node.is_dir() {
             return Err(Failure::refused(Errno::NOTDIR));
         }
-        Ok((remote, node, Place { dir: parent.handle, name, shown: from.shown.clone() }))
+        let (dir, shown) = (parent.handle, from.shown.clone());
+        Ok((remote, node, Place { dir, name, shown, ends_with_slash }))
     }
 
     /// Renames, or returns the reason as a sentence.
@@ -121,9 +123,11 @@ impl Mover<'_> {
             Ok(other) if !source.is_dir() && other.is_dir() => {
                 return Err(format!("cannot overwrite directory {to_shown} with non-directory"));
             }
+            // A file that is not to be replaced by what was meant for a directory.
+            Ok(_) if to.ends_with_slash => return Err(cannot(Failure::refused(Errno::NOTDIR))),
             Ok(_) => {}
             Err(error)
-                if error.errno() == Errno::NOENT && !source.is_dir() && ends_with_slash(to) =>
+                if error.errno() == Errno::NOENT && !source.is_dir() && to.ends_with_slash =>
             {
                 return Err(cannot(Failure::refused(Errno::NOTDIR)));
             }
@@ -144,9 +148,4 @@ impl Mover<'_> {
             Err(error) => Err(cannot(error.into())),
         }
     }
-}
-
-/// Whether the name was given with a slash behind it, as only a directory can be.
-fn ends_with_slash(to: &Place) -> bool {
-    to.shown.as_bytes().ends_with(b"/")
 }

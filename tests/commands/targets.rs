@@ -223,3 +223,31 @@ fn f_replaces_a_program_that_runs() {
     succeeded(replaced);
     assert_eq!(fs::read_to_string(program).unwrap(), "new");
 }
+
+#[test]
+fn slash_behind_a_target_is_that_of_its_path() {
+    let server = Server::start();
+    let options = format!("?uid={}", rustix::process::geteuid().as_raw());
+    fs::create_dir(server.path("dir")).unwrap();
+    for (name, dir) in [("50%", "dir/"), ("what?", "dir/"), ("a", &format!("dir/{options}"))] {
+        let here = server.beside(name);
+        fs::write(&here, name).unwrap();
+        succeeded(run(["cp", here.to_str().unwrap(), &server.url(dir)]));
+        assert_same_data(here, server.path("dir").join(name));
+    }
+    server.put("from", "new");
+    server.put("kept", "old");
+    let (here, from) = (server.beside("a").display().to_string(), server.url("from"));
+    for (name, options) in [("new", ""), ("new", &options), ("kept", ""), ("kept", &options)] {
+        let to = server.url(&format!("{name}/{options}"));
+        let line = format!("spillway cp: cannot create regular file '{to}': Not a directory");
+        assert_exit(&run(["cp", &here, &to]), 1, &line);
+        let line = format!("spillway mv: cannot move '{from}' to '{to}': Not a directory");
+        assert_exit(&run(["mv", &from, &to]), 1, &line);
+        let why = "No such file or directory";
+        let line = format!("spillway ln: failed to create hard link '{to}' => '{from}': {why}");
+        assert_exit(&run(["ln", &from, &to]), 1, &line);
+    }
+    assert!(!server.path("new").exists());
+    assert_eq!(fs::read_to_string(server.path("kept")).unwrap(), "old");
+}

@@ -92,16 +92,15 @@ impl Copier {
         Self { shared, jobs: JoinSet::new(), jobs_max, arguments, dirs: Vec::new() }
     }
 
-    /// Copies an argument to `slot`.
-    pub(super) async fn argument(&mut self, from: Entry, slot: Slot, ends_with_slash: bool) {
+    /// Copies an argument to `slot`. `must_be_dir`: only a directory can be there.
+    pub(super) async fn argument(&mut self, from: Entry, slot: Slot, must_be_dir: bool) {
         if from.is_dir() && !self.shared.options.recursive() {
             let shown = &from.shown;
             self.shared.fail(format!("-r not specified; omitting directory {shown}"));
             return;
         }
         if !from.is_dir() {
-            // Where only a directory can be, and none is.
-            if ends_with_slash && !slot.shown.as_bytes().ends_with(&slot.name) {
+            if must_be_dir {
                 let (shown, reason) = (&slot.shown, Failure::refused(Errno::NOTDIR));
                 self.shared.fail(format!("cannot create regular file {shown}: {reason}"));
                 return;

@@ -120,7 +120,7 @@ pub(crate) async fn run(options: &Options, console: &Arc<Console>) -> io::Result
         let last = if options.recursive() { LastLink::Keep } else { LastLink::Follow };
         match Entry::find(&mut session, file, last).await {
             Ok(entry) => match goal.absent {
-                None => copier.argument(entry, goal.slot(file), goal.ends_with_slash).await,
+                None => copier.argument(entry, goal.slot(file), goal.must_become_dir()).await,
                 Some(errno) => {
                     let what = match entry.is_dir() {
                         _ if errno == Errno::NOTDIR => "stat",
@@ -211,6 +211,11 @@ impl Goal {
 
     fn is_dir(&self) -> bool {
         self.found.as_ref().is_some_and(Entry::is_dir)
+    }
+
+    /// Whether the name is given with a slash behind it, and is not that of a directory.
+    fn must_become_dir(&self) -> bool {
+        self.ends_with_slash && !self.is_dir()
     }
 
     /// Where a source goes: into the directory, or to the name.
