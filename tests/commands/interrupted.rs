@@ -5,12 +5,18 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
+
+use proto::nfs3::{self, Procedure, WriteArgs};
+use proto::xdr::Decode;
 
 use crate::fixture::{
     Server, assert_exit, assert_same_data, pattern, run, spillway, succeeded, text, wait_for,
 };
 use crate::gate::Gate;
+use crate::relay::{Message, relay};
 use crate::skip::skip;
 
 const MIB: u64 = 1 << 20;
@@ -251,4 +257,41 @@ fn a_read_only_part_on_a_server_is_resumed_and_a_longer_file_kept() {
     let line = format!("spillway cp: cannot create regular file '{url}': Permission denied");
     assert_exit(&resume(), 1, &line);
     assert!(fs::read(&there).unwrap() == vec![0; 50 << 20]);
+}
+
+/// `--resume` looks for lost data at the end of a file alone.
+#[test]
+fn write_behind_a_large_hole_awaits_the_commit_of_the_data_before_it() {
+    const HOLE_END: u64 = 128 * MIB;
+    let server = Server::start();
+    let here = server.beside("here");
+    let file = File::create(&here).unwrap();
+    for offset in [0, HOLE_END] {
+        file.write_all_at(b"data", offset).unwrap();
+    }
+    let commit = Mutex::new(None);
+    let is_committed = AtomicBool::new(false);
+    let early = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&early);
+    let url = relay(&server, move |message| {
+        match message {
+            Message::Call { xid, program: nfs3::PROGRAM, procedure, mut arguments } => {
+                if procedure == Procedure::Commit as u32 {
+                    *commit.lock().unwrap() = Some(xid);
+                } else if procedure == Procedure::Write as u32 {
+                    let offset = WriteArgs::decode(&mut arguments).unwrap().offset;
+                    let is_early = offset >= HOLE_END && !is_committed.load(Ordering::Relaxed);
+                    seen.fetch_or(is_early, Ordering::Relaxed);
+                }
+            }
+            Message::Reply { xid } if *commit.lock().unwrap() == Some(xid) => {
+                is_committed.store(true, Ordering::Relaxed);
+            }
+            _ => {}
+        }
+        None
+    });
+    succeeded(run(["cp", here.to_str().unwrap(), &format!("{url}/there")]));
+    assert!(!early.load(Ordering::Relaxed), "the hole was passed before the COMMIT");
+    assert_same_data(here, server.path("there"));
 }

@@ -4,8 +4,8 @@ use proto::nfs3::{Attributes, FileType, Time};
 
 use super::super::failure::Result;
 use super::entry::{Entry, Place};
-use super::sink::PIECE_BYTES;
-use super::source::{Source, WINDOW_BYTES};
+use super::sink::{LOCAL_UNSAFE_BYTES_MAX, REMOTE_UNSAFE_BYTES_MAX};
+use super::source::Source;
 
 /// Where to begin with a file of which something is there already.
 #[derive(Debug, PartialEq, Eq)]
@@ -80,18 +80,14 @@ fn is_earlier(copy: Time, source: Time) -> bool {
     copy.seconds < source.seconds
 }
 
-/// The bytes that may be incomplete at the end of an interrupted copy. Here, the chunks that were
-/// under way: the kernel has those that were written. On a server, also the piece that awaits its
-/// COMMIT and the next one, because the server may have been restarted as well.
+/// The bytes that may be incomplete at the end of an interrupted copy.
 const fn unsettled_bytes(place: &Place) -> u64 {
     match place {
-        Place::Local(_) => UNDER_WAY_BYTES,
-        Place::Remote(..) => 2 * PIECE_BYTES + UNDER_WAY_BYTES,
+        Place::Local(_) => LOCAL_UNSAFE_BYTES_MAX,
+        Place::Remote(..) => REMOTE_UNSAFE_BYTES_MAX,
     }
 }
 
-/// Chunks that were read or are being written, with room to spare.
-const UNDER_WAY_BYTES: u64 = 4 * WINDOW_BYTES;
 /// The bytes that are compared.
 const COMPARED_BYTES: u32 = 1 << 20;
 /// Copies go on at a multiple of this, so that chunks lie as in a copy from the beginning.

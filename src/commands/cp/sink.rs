@@ -15,14 +15,15 @@ use tokio::task::spawn_blocking;
 
 use super::super::failure::{Failure, Result};
 use super::super::window::Window;
-use super::source::window_len;
+use super::source::{WINDOW_BYTES, window_len};
 
 /// A file that is written in chunks, several at once.
 pub(super) enum Sink {
     /// On a server.
     Remote(Box<RemoteSink>),
     /// Here, a regular file, written at any offset. `is_empty`: it held nothing when it was opened.
-    Local { file: Arc<File>, is_empty: bool },
+    /// `safe_end`: the kernel has all data before this offset.
+    Local { file: Arc<File>, is_empty: bool, safe_end: u64 },
     /// Here, a pipe or a device, written without a gap from 0 to `end`.
     Stream { file: Arc<File>, end: u64 },
 }
@@ -44,7 +45,7 @@ impl Sink {
         let metadata = file.metadata()?;
         let file = Arc::new(file);
         Ok(if metadata.is_file() {
-            Self::Local { file, is_empty: metadata.len() == 0 }
+            Self::Local { file, is_empty: metadata.len() == 0, safe_end: 0 }
         } else {
             Self::Stream { file, end: 0 }
         })
@@ -104,11 +105,30 @@ impl Sink {
     pub(super) async fn settle(&mut self, written: Written) -> Result<()> {
         match self {
             Self::Remote(sink) => sink.settle(written).await,
-            Self::Local { .. } => Ok(()),
-            Self::Stream { end, .. } => {
+            Self::Local { safe_end: end, .. } | Self::Stream { end, .. } => {
                 *end = written.range.end;
                 Ok(())
             }
+        }
+    }
+
+    /// Whether a write that ends at `end` has to wait until all data before it is safe, because
+    /// `--resume` would not look for the first byte that is not.
+    pub(super) fn must_wait(&self, end: u64) -> bool {
+        match self {
+            Self::Remote(sink) => end.saturating_sub(sink.safe_end) > REMOTE_UNSAFE_BYTES_MAX,
+            Self::Local { safe_end, .. } => end.saturating_sub(*safe_end) > LOCAL_UNSAFE_BYTES_MAX,
+            // It is not resumed.
+            Self::Stream { .. } => false,
+        }
+    }
+
+    /// Takes note that all data before `offset` is safe.
+    pub(super) fn note_safe(&mut self, offset: u64) {
+        match self {
+            Self::Remote(sink) => sink.safe_end = offset,
+            Self::Local { safe_end, .. } => *safe_end = offset,
+            Self::Stream { .. } => {}
         }
     }
 
@@ -178,8 +198,10 @@ pub(super) struct RemoteSink {
     is_empty: bool,
     /// The data written since the last COMMIT began.
     piece: Option<Piece>,
-    commits: Window<Result<Option<Range<u64>>>>,
+    commits: Window<Result<Commit>>,
     lost: Vec<Range<u64>>,
+    /// All data before this offset is on the server's stable storage.
+    safe_end: u64,
 }
 
 /// A part of the file, without holes but for those of the source.
@@ -188,12 +210,19 @@ struct Piece {
     verifiers: Vec<WriteVerifier>,
 }
 
+/// An answered COMMIT.
+struct Commit {
+    range: Range<u64>,
+    is_lost: bool,
+}
+
 impl RemoteSink {
     /// With [`StableHow::FileSync`] every WRITE is safe when it is answered: for data that cannot
     /// be had again, and for files of one WRITE, which saves them the COMMIT.
     pub(super) fn new(nfs: Nfs3, file: FileHandle, stable: StableHow, is_empty: bool) -> Self {
         let commits = Window::new(COMMITS_MAX);
-        Self { nfs, file, stable, is_empty, piece: None, commits, lost: Vec::new() }
+        let (piece, lost, safe_end) = (None, Vec::new(), 0);
+        Self { nfs, file, stable, is_empty, piece, commits, lost, safe_end }
     }
 
     fn write(&self, mut data: Bytes, mut written: Written) -> Writing {
@@ -221,10 +250,13 @@ impl RemoteSink {
     }
 
     async fn settle(&mut self, written: Written) -> Result<()> {
-        if written.unsafe_with.is_empty() {
+        let Written { range, unsafe_with } = written;
+        if unsafe_with.is_empty() {
+            if self.piece.is_none() && self.commits.is_empty() && self.lost.is_empty() {
+                self.safe_end = range.end;
+            }
             return Ok(());
         }
-        let Written { range, unsafe_with } = written;
         let piece = self.piece.get_or_insert_with(|| Piece {
             range: range.start..range.start,
             verifiers: Vec::new(),
@@ -245,29 +277,44 @@ impl RemoteSink {
     /// Sends a COMMIT for what was written since the last. Goes on while it is answered.
     async fn begin_commit(&mut self) -> Result<()> {
         let Some(Piece { range, verifiers }) = self.piece.take() else { return Ok(()) };
-        if let Some(lost) = self.commits.make_room().await {
-            self.lost.extend(lost?);
+        if let Some(commit) = self.commits.make_room().await {
+            self.settle_commit(commit?);
         }
         // A piece that grew over a hole may be longer than a count can express; 0 means to the end.
         let count = u32::try_from(range.end - range.start).unwrap_or(0);
         let commit = self.nfs.commit(self.file, range.start, count);
         self.commits.push(async move {
             let verifier = commit.await?.verifier;
-            Ok((verifiers != [verifier]).then_some(range))
+            Ok(Commit { range, is_lost: verifiers != [verifier] })
         });
         Ok(())
     }
 
+    fn settle_commit(&mut self, Commit { range, is_lost }: Commit) {
+        if is_lost {
+            self.lost.push(range);
+        } else if self.lost.is_empty() {
+            self.safe_end = range.end;
+        }
+    }
+
     async fn commit_all(&mut self) -> Result<Vec<Range<u64>>> {
         self.begin_commit().await?;
-        while let Some(lost) = self.commits.next().await {
-            self.lost.extend(lost?);
+        while let Some(commit) = self.commits.next().await {
+            self.settle_commit(commit?);
         }
         Ok(std::mem::take(&mut self.lost))
     }
 }
 
-/// Bytes between two COMMITs. Bounds what has to be written again, and where `--resume` begins.
-pub(super) const PIECE_BYTES: u64 = 32 << 20;
+/// Bytes between two COMMITs.
+const PIECE_BYTES: u64 = 32 << 20;
 /// COMMITs of a file that are under way at once.
 const COMMITS_MAX: usize = 1;
+/// Bytes from the first that is not safe to the end of the file at most, whatever the holes between
+/// them, so that an interrupted copy can go on that far before its end. Here, the chunks under way,
+/// with room to spare.
+pub(super) const LOCAL_UNSAFE_BYTES_MAX: u64 = 4 * WINDOW_BYTES;
+/// The same on a server, which may be restarted as well: also the piece that awaits its COMMIT and
+/// the next one.
+pub(super) const REMOTE_UNSAFE_BYTES_MAX: u64 = 2 * PIECE_BYTES + LOCAL_UNSAFE_BYTES_MAX;

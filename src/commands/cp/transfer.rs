@@ -1,6 +1,7 @@
 //! The data of one file, from its source to its sink, with many chunks under way.
 
 use std::ops::Range;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -72,20 +73,33 @@ pub(super) async fn transfer(
         None => pass(source, sink, plan, plan.start..u64::MAX, progress).await?,
         Some(extents) => parts(source, sink, plan, extents, progress).await?,
     };
-    for _ in 0..RESENDS_MAX {
-        let lost = sink.commit().await.map_err(Broken::Writing)?;
-        if lost.is_empty() {
-            if written_end < end {
-                sink.set_size(end).await.map_err(Broken::Writing)?;
-            }
-            sink.check_close().await.map_err(Broken::Writing)?;
-            return Ok(end);
-        }
-        for range in lost {
-            pass(source, sink, plan, range, &Progress::hidden()).await?;
-        }
+    make_safe(source, sink, plan).await?;
+    if written_end < end {
+        sink.set_size(end).await.map_err(Broken::Writing)?;
     }
-    Err(Broken::Writing(Failure::refused(Errno::IO)))
+    sink.check_close().await.map_err(Broken::Writing)?;
+    Ok(end)
+}
+
+/// Commits all that was written, and writes again what the server has lost. Boxed, because it needs
+/// [`pass`], which needs it.
+fn make_safe<'a>(
+    source: &'a Source,
+    sink: &'a mut Sink,
+    plan: &'a Plan,
+) -> Pin<Box<dyn Future<Output = Result<(), Broken>> + Send + 'a>> {
+    Box::pin(async move {
+        for _ in 0..RESENDS_MAX {
+            let lost = sink.commit().await.map_err(Broken::Writing)?;
+            if lost.is_empty() {
+                return Ok(());
+            }
+            for range in lost {
+                pass(source, sink, plan, range, &Progress::hidden()).await?;
+            }
+        }
+        Err(Broken::Writing(Failure::refused(Errno::IO)))
+    })
 }
 
 struct Done {
@@ -151,17 +165,29 @@ async fn pass(
         end += len(&data);
         progress.advance(len(&data));
         for (offset, piece) in pieces(at, data, plan.skip_zeros) {
-            if let Some(written) = writes.make_room().await {
+            written_end = offset + len(&piece);
+            if sink.must_wait(written_end) {
+                settle_all(sink, &mut writes).await?;
+                make_safe(source, sink, plan).await?;
+                sink.note_safe(offset);
+            } else if let Some(written) = writes.make_room().await {
                 settle(sink, written).await?;
             }
-            written_end = offset + len(&piece);
             writes.push(sink.write(offset, piece));
         }
     }
+    settle_all(sink, &mut writes).await?;
+    Ok(Done { end, written_end })
+}
+
+async fn settle_all(
+    sink: &mut Sink,
+    writes: &mut Window<Result<Written, Failure>>,
+) -> Result<(), Broken> {
     while let Some(written) = writes.next().await {
         settle(sink, written).await?;
     }
-    Ok(Done { end, written_end })
+    Ok(())
 }
 
 async fn settle(sink: &mut Sink, written: Result<Written, Failure>) -> Result<(), Broken> {
