@@ -93,10 +93,6 @@ pub(crate) fn start(
     let listener = bind(&path).inspect_err(|error| {
         warn!(%error, "no control socket: `spillway status`, `set`, `reload` and others cannot reach this server");
     });
-    if metrics.is_some() {
-        // Before the address is announced, so that no call of a client that has read it is missed.
-        monitor.time_calls();
-    }
     let (changes, received) = mpsc::channel(CHANGES_MAX);
     let (ends, ended) = oneshot::channel();
     let socket = listener.is_ok().then_some(path);

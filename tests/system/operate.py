@@ -336,8 +336,8 @@ def metrics_of_version_4_are_exactly_what_the_client_did():
         # A reply counts as sent when the kernel has taken it, which the client may notice earlier.
         deadline = time.monotonic() + PATIENCE_SECS
         while (sent := phase(samples := parsed(address), "send")) < client.calls:
-            missing = f"{sent} of {client.calls} replies are counted as sent"
-            check(time.monotonic() < deadline, f"{missing}: {samples if sent else None}")
+            counted = f"{sent} of {client.calls} replies are counted as sent"
+            check(time.monotonic() < deadline, f"{counted} after {PATIENCE_SECS} s: {samples}")
         client.close()
     expected = {
         (OPERATIONS[code], STATUSES[status]): count

@@ -132,6 +132,10 @@ impl Server {
         check_outside(config.exports(), state_dir.path())?;
         let handle_key = HandleKey::load_or_create(state_dir.path())?;
         let counters = Arc::new(Counters::default());
+        if config.metrics().is_some() {
+            // Before the first connection: a call that is not timed is missing in them for good.
+            counters.timing.keep_on();
+        }
         let exports = Exports::open(Arc::clone(config.exports()), None, &counters)?;
         let serves_v4 = config.nfs_versions().serves_v4();
         if serves_v4 {
@@ -450,6 +454,7 @@ impl Server {
 mod tests {
     use std::io::{Read, Write};
     use std::net::{Ipv4Addr, TcpStream};
+    use std::time::Instant;
 
     use io::{IoMode, IoPolicy};
     use proto::nfs3::{self, FileHandle};
@@ -560,27 +565,56 @@ mod tests {
         let address = listener.local_addr().unwrap();
         listener.set_nonblocking(true).unwrap();
         server.accept(Programs::Portmapper { nfs_port: 2049 }, listener);
-        let call = CallHeader {
-            xid: 1,
-            program: mapper::PROGRAM,
-            version: mapper::VERSION_PORTMAP,
-            procedure: mapper::PortmapProcedure::Getport.code(),
-            credential: Credential::None,
-            verifier_flavor: 0,
-        };
+        let program = (mapper::PROGRAM, mapper::VERSION_PORTMAP);
+        let procedure = mapper::PortmapProcedure::Getport.code();
+        let arguments = [nfs3::PROGRAM, nfs3::VERSION, mapper::PROTOCOL_TCP, 0];
+        // The mark of the record, the head of the reply, and the port.
+        let reply: [u8; 32] = call(address, program, procedure, &arguments);
+        assert_eq!(reply[28..], 2049_u32.to_be_bytes());
+        server.shutdown().await.unwrap();
+    }
+
+    /// Performs one call on a connection of its own.
+    fn call<const N: usize>(
+        address: SocketAddr,
+        (program, version): (u32, u32),
+        procedure: u32,
+        arguments: &[u32],
+    ) -> [u8; N] {
+        let credential = Credential::None;
+        let call =
+            CallHeader { xid: 1, program, version, procedure, credential, verifier_flavor: 0 };
         let mut w = Writer::new();
         call.encode(&mut w);
-        for word in [nfs3::PROGRAM, nfs3::VERSION, mapper::PROTOCOL_TCP, 0] {
-            w.u32(word);
-        }
+        arguments.iter().for_each(|word| w.u32(*word));
         let mut connection = TcpStream::connect(address).unwrap();
         connection.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         connection.write_all(&in_fragments(w.as_slice(), &[])).unwrap();
-        // The mark of the record, the head of the reply, and the port.
-        let mut reply = [0; 32];
+        let mut reply = [0; N];
         connection.read_exact(&mut reply).unwrap();
-        assert_eq!(reply[28..], 2049_u32.to_be_bytes());
-        server.shutdown().await.unwrap();
+        reply
+    }
+
+    #[tokio::test]
+    async fn the_first_call_is_timed_if_there_are_metrics() {
+        for (settings, timed) in [("metrics = \"127.0.0.1:0\"", 1), ("", 0)] {
+            let dir = TempDir::new().unwrap();
+            std::fs::create_dir(dir.path().join("export")).unwrap();
+            let server = Server::start(config(dir.path(), settings, "")).await.unwrap();
+            let (address, program) = (server.local_addrs()[0], (nfs3::PROGRAM, nfs3::VERSION));
+            let _: [u8; 28] = call(address, program, nfs3::Procedure::Null.code(), &[]);
+            let sent = || {
+                let phases = server.monitor().sample().phases;
+                phases.iter().find(|phase| phase.name == "send").map_or(0, |phase| phase.timed)
+            };
+            // A client may have its reply before the server counts it as sent.
+            let deadline = Instant::now() + Duration::from_secs(5);
+            while sent() < timed && Instant::now() < deadline {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            assert_eq!(sent(), timed, "{settings}");
+            server.shutdown().await.unwrap();
+        }
     }
 
     #[tokio::test]

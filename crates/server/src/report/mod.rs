@@ -69,11 +69,6 @@ impl Monitor {
         prometheus::text(&self.service)
     }
 
-    /// Has calls timed for as long as the server runs.
-    pub fn time_calls(&self) {
-        self.service.counters.timing.keep_on();
-    }
-
     /// Has calls timed for some seconds from now on.
     pub fn time_calls_for(&self, seconds: u64) {
         self.service.counters.timing.keep_on_for(seconds);

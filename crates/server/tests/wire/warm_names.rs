@@ -331,7 +331,7 @@ fn the_wait_for_a_thread_that_opens_an_object_is_in_metrics_record_and_event() {
     let file = client.find(root, "f");
     fixture.restart();
     let monitor = fixture.server().monitor();
-    monitor.time_calls();
+    monitor.time_calls_for(60);
     let waits = |value: &str| {
         let name = format!("spillway_phase_duration_seconds_{value}");
         let sample = format!("{name}{{export=\"/export\",operation=\"other\",phase=\"queue\"}} ");
