@@ -1,8 +1,10 @@
 //! Which servers run on this machine. The kernel lists the sockets that are listened on, so nothing
 //! is left over from servers that are gone.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
@@ -16,11 +18,14 @@ use super::{Command, SOCKET};
 /// The kernel's table of Unix sockets.
 const TABLE: &str = "/proc/net/unix";
 /// In the table's flags of a socket that is listened on (`__SO_ACCEPTCON`).
-const ACCEPTS: &str = "00010000";
+const ACCEPTS: &[u8] = b"00010000";
 
 /// Why no server is found.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FindError {
+    /// The table cannot be read.
+    #[error("cannot read {TABLE}: {0}")]
+    Table(io::Error),
     /// None runs.
     #[error("no server runs on this machine, or it has no control socket")]
     None,
@@ -93,7 +98,7 @@ pub(crate) fn find(which: Option<&str>) -> Result<PathBuf, FindError> {
     if let Some(socket) = which.and_then(as_socket) {
         return Ok(socket);
     }
-    let sockets = listening().unwrap_or_default();
+    let sockets = listening().map_err(FindError::Table)?;
     let mut denied = None;
     let (mut own, mut others) = (Vec::new(), Vec::new());
     for socket in sockets {
@@ -156,19 +161,21 @@ fn owner_of(socket: &Path) -> io::Result<u32> {
 
 /// The control sockets that are listened on.
 fn listening() -> io::Result<Vec<PathBuf>> {
-    Ok(sockets_in(&fs::read_to_string(TABLE)?))
+    Ok(sockets_in(&fs::read(TABLE)?))
 }
 
-fn sockets_in(table: &str) -> Vec<PathBuf> {
+/// The names in the table are bytes of any value: each user chooses those of sockets.
+fn sockets_in(table: &[u8]) -> Vec<PathBuf> {
     // Num: RefCount Protocol Flags Type State Inode Path
-    let socket = |line: &str| {
-        let (at, _) = line.match_indices(" /").next()?;
+    let socket = |line: &[u8]| {
+        let at = line.windows(2).position(|bytes| bytes == b" /")?;
         let (fields, path) = line.split_at(at);
-        let path = Path::new(path.trim_start());
-        let accepts = fields.split_whitespace().nth(3) == Some(ACCEPTS);
+        let path = Path::new(OsStr::from_bytes(&path[1..]));
+        let mut fields = fields.split(|byte| *byte == b' ').filter(|field| !field.is_empty());
+        let accepts = fields.nth(3) == Some(ACCEPTS);
         (accepts && path.file_name()? == SOCKET).then(|| path.to_owned())
     };
-    table.lines().filter_map(socket).collect()
+    table.split(|byte| *byte == b'\n').filter_map(socket).collect()
 }
 
 #[cfg(test)]
@@ -177,14 +184,20 @@ mod tests {
 
     #[test]
     fn listening_sockets_are_found_by_their_name() {
-        let table = "Num       RefCount Protocol Flags    Type St Inode Path\n\
+        let table = b"Num       RefCount Protocol Flags    Type St Inode Path\n\
             0000000000000000: 00000002 00000000 00010000 0001 01 21004 /var/lib/spillway/spillway.sock\n\
             0000000000000000: 00000003 00000000 00000000 0001 03 21005 /var/lib/spillway/spillway.sock\n\
             0000000000000000: 00000002 00000000 00010000 0001 01 21006 /tmp/with space/spillway.sock\n\
             0000000000000000: 00000002 00000000 00010000 0001 01 21007 @/spillway.sock\n\
+            0000000000000000: 00000002 00000000 00010000 0001 01 21010 @\xff\x80\n\
+            0000000000000000: 00000002 00000000 00010000 0001 01 21011 /srv/caf\xe9/spillway.sock\n\
             0000000000000000: 00000002 00000000 00010000 0001 01 21008 /run/other.sock\n\
             0000000000000000: 00000002 00000000 00010000 0001 01 21009\n";
-        let expected = ["/var/lib/spillway/spillway.sock", "/tmp/with space/spillway.sock"];
-        assert_eq!(sockets_in(table), expected.map(PathBuf::from));
+        let expected: [&[u8]; 3] = [
+            b"/var/lib/spillway/spillway.sock",
+            b"/tmp/with space/spillway.sock",
+            b"/srv/caf\xe9/spillway.sock",
+        ];
+        assert_eq!(sockets_in(table), expected.map(|path| Path::new(OsStr::from_bytes(path))));
     }
 }

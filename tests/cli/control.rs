@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt as _;
 use std::process::Output;
 use std::time::{Duration, Instant};
@@ -320,6 +321,19 @@ fn a_server_is_found_by_the_file_it_was_started_with() {
         }
         running.stop(Signal::TERM);
     }
+}
+
+#[test]
+fn servers_are_found_beside_sockets_with_names_of_any_bytes() {
+    let place = Place::new();
+    let running = Running::start(serve_directory(&place), 1);
+    let pid = running.child.id().to_string();
+    let name = SocketAddr::from_abstract_name([&b"\xff\x80"[..], pid.as_bytes()].concat()).unwrap();
+    let _other = UnixListener::bind_addr(&name).unwrap();
+    let output = succeeded(run(&["status", "--socket", &pid, "--json"]));
+    let status: serde_json::Value = serde_json::from_str(&output).unwrap();
+    assert_eq!(status["pid"], running.child.id());
+    running.stop(Signal::TERM);
 }
 
 #[test]
