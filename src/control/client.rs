@@ -1,10 +1,11 @@
 //! A command's end of the control socket.
 
-use std::io::{self, BufRead, BufReader, Read as _, Take, Write as _};
+use std::io::{self, BufRead, BufReader, Read, Take, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use server::report::TraceRequest;
@@ -64,7 +65,7 @@ pub(crate) fn follow(
     outcome(&line, socket)?;
     let mut lines = lines;
     lines.get_mut().set_limit(u64::MAX);
-    lines.get_ref().get_ref().set_read_timeout(None).map_err(fail)?;
+    lines.get_mut().get_mut().wait_without_end().map_err(fail)?;
     Ok(lines)
 }
 
@@ -78,9 +79,8 @@ fn outcome(line: &str, socket: &Path) -> Result<Value, AskError> {
 }
 
 /// Sends a request. Returns the first line of the reply, and what follows it.
-fn exchange(socket: &Path, command: Command) -> io::Result<(String, BufReader<Take<UnixStream>>)> {
+fn exchange(socket: &Path, command: Command) -> io::Result<(String, BufReader<Take<Answer>>)> {
     let request = Request { version: VERSION, command };
-    let mut stream = UnixStream::connect(socket)?;
     let time_max = match request.command {
         Command::Status
         | Command::Sample { .. }
@@ -91,13 +91,30 @@ fn exchange(socket: &Path, command: Command) -> io::Result<(String, BufReader<Ta
         Command::Panic => REPORT_TIME_MAX,
         Command::Set { .. } | Command::Reload | Command::DropClient { .. } => CHANGE_TIME_MAX,
     };
-    stream.set_read_timeout(Some(time_max))?;
-    stream.set_write_timeout(Some(time_max))?;
     let mut line = serde_json::to_vec(&request)?;
     line.push(b'\n');
-    stream.write_all(&line)?;
+    converse(socket, &line, time_max).map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            let sentence = format!("no answer within {} seconds", time_max.as_secs());
+            io::Error::new(io::ErrorKind::TimedOut, sentence)
+        }
+        _ => error,
+    })
+}
+
+/// As [`exchange`], which takes at most `time_max` whatever the peer does.
+fn converse(
+    socket: &Path,
+    line: &[u8],
+    time_max: Duration,
+) -> io::Result<(String, BufReader<Take<Answer>>)> {
+    let deadline = Instant::now() + time_max;
+    let mut stream = connect(socket, Some(time_max))?;
+    stream.set_write_timeout(Some(time_until(deadline)?))?;
+    stream.write_all(line)?;
     let mut reply = String::new();
-    let mut stream = BufReader::new(stream.take(REPLY_BYTES_MAX));
+    let answer = Answer { stream, deadline: Some(deadline) };
+    let mut stream = BufReader::new(answer.take(REPLY_BYTES_MAX));
     stream.read_line(&mut reply)?;
     if reply.is_empty() {
         // It closes connections of other users, and those of which it has too many.
@@ -107,4 +124,99 @@ fn exchange(socket: &Path, command: Command) -> io::Result<(String, BufReader<Ta
         ));
     }
     Ok((reply, stream))
+}
+
+/// Connects to a socket. If its queue of connections is full, waits for `time_max`, or not at all;
+/// then the error is `WouldBlock`. connect(2) without a limit would wait without end.
+pub(super) fn connect(socket: &Path, time_max: Option<Duration>) -> io::Result<UnixStream> {
+    let mut flags = SocketFlags::CLOEXEC;
+    flags.set(SocketFlags::NONBLOCK, time_max.is_none());
+    let stream = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    sockopt::set_socket_timeout(&stream, sockopt::Timeout::Send, time_max)?;
+    net::connect(&stream, &SocketAddrUnix::new(socket)?)?;
+    Ok(stream.into())
+}
+
+/// # Errors
+/// `TimedOut`, after the deadline.
+fn time_until(deadline: Instant) -> io::Result<Duration> {
+    match deadline.saturating_duration_since(Instant::now()) {
+        Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
+        left => Ok(left),
+    }
+}
+
+/// What a server sends. A deadline is one for all reads together: a server that sends its answer
+/// byte by byte has no more time than another.
+struct Answer {
+    stream: UnixStream,
+    deadline: Option<Instant>,
+}
+
+impl Answer {
+    fn wait_without_end(&mut self) -> io::Result<()> {
+        self.deadline = None;
+        self.stream.set_read_timeout(None)
+    }
+}
+
+impl Read for Answer {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if let Some(deadline) = self.deadline {
+            self.stream.set_read_timeout(Some(time_until(deadline)?))?;
+        }
+        self.stream.read(buffer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+
+    use tempfile::TempDir;
+
+    use super::*;
+
+    const TIME_MAX: Duration = Duration::from_millis(300);
+
+    fn listening() -> (TempDir, PathBuf, UnixListener) {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        (dir, path, listener)
+    }
+
+    fn assert_ends_in_time(socket: &Path) {
+        let began = Instant::now();
+        let Err(error) = converse(socket, b"request\n", TIME_MAX) else { panic!("an answer") };
+        let expected = [io::ErrorKind::WouldBlock, io::ErrorKind::TimedOut];
+        assert!(expected.contains(&error.kind()), "{error}");
+        assert!(began.elapsed() < Duration::from_secs(20));
+    }
+
+    #[test]
+    fn an_answer_without_end_is_not_awaited() {
+        let (_dir, path, listener) = listening();
+        let trickle = thread::spawn(move || {
+            let (mut peer, _) = listener.accept().unwrap();
+            while peer.write_all(b"x").is_ok() {
+                thread::sleep(TIME_MAX / 10);
+            }
+        });
+        assert_ends_in_time(&path);
+        trickle.join().unwrap();
+    }
+
+    #[test]
+    fn a_socket_that_takes_no_connection_is_not_awaited() {
+        let (_dir, path, listener) = listening();
+        net::listen(&listener, 0).unwrap();
+        let mut queue = Vec::new();
+        while let Ok(connection) = connect(&path, None) {
+            queue.push(connection);
+        }
+        assert!(!queue.is_empty());
+        assert_ends_in_time(&path);
+    }
 }

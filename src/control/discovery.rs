@@ -5,14 +5,14 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 use server::report::Status;
 
-use super::client::{AskError, ask};
+use super::client::{self, ask};
 use super::{Command, SOCKET};
 
 /// The kernel's table of Unix sockets.
@@ -20,11 +20,14 @@ const TABLE: &str = "/proc/net/unix";
 /// In the table's flags of a socket that is listened on (`__SO_ACCEPTCON`).
 const ACCEPTS: &[u8] = b"00010000";
 
+/// Servers that are asked at a time: each takes a thread.
+const ASKED_AT_ONCE: usize = 32;
+
 /// Why no server is found.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FindError {
     /// The table cannot be read.
-    #[error("cannot read {TABLE}: {0}")]
+    #[error("cannot read {}: {}", TABLE, crate::exit::io_reason(.0))]
     Table(io::Error),
     /// None runs.
     #[error("no server runs on this machine, or it has no control socket")]
@@ -49,27 +52,27 @@ pub(crate) enum FindError {
         /// Its state directory.
         state_dir: PathBuf,
     },
-    /// The one that runs does not answer.
-    #[error(transparent)]
-    Ask(#[from] AskError),
+}
+
+/// A process that listens on a control socket, as the kernel reports it.
+struct Listener {
+    socket: PathBuf,
+    user: u32,
+    pid: i32,
 }
 
 /// A server that runs.
 #[derive(Debug)]
 pub(crate) struct Running {
-    pub(crate) socket: PathBuf,
-    status: Status,
+    socket: PathBuf,
+    pid: i32,
+    config: Option<PathBuf>,
 }
 
 impl Running {
-    fn is_called(&self, which: &str) -> bool {
-        let given = fs::canonicalize(which).ok();
-        // The server has its paths as they were given to it, with links and `..`.
-        let is_at = |path: &Path| given.is_some() && fs::canonicalize(path).ok() == given;
-        let config = self.status.config.as_deref();
-        self.status.pid.to_string() == which
-            || is_at(&self.status.state_dir)
-            || config.is_some_and(is_at)
+    fn of(listener: &Listener) -> Option<Self> {
+        let Status { config, .. } = ask(&listener.socket, Command::Status).ok()?;
+        Some(Self { socket: listener.socket.clone(), pid: listener.pid, config })
     }
 }
 
@@ -82,9 +85,9 @@ fn those_that_run(running: &[Running]) -> String {
 }
 
 fn listed(running: &[Running]) -> String {
-    let described = running.iter().map(|Running { socket, status }| {
-        let config = status.config.as_ref().map(|file| format!(" of {}", file.display()));
-        format!("{} (process {}{})", socket.display(), status.pid, config.unwrap_or_default())
+    let described = running.iter().map(|Running { socket, pid, config }| {
+        let config = config.as_ref().map(|file| format!(" of {}", file.display()));
+        format!("{} (process {pid}{})", socket.display(), config.unwrap_or_default())
     });
     described.collect::<Vec<_>>().join(", ")
 }
@@ -92,57 +95,91 @@ fn listed(running: &[Running]) -> String {
 /// The control socket of the server that `which` names by its socket, state directory,
 /// configuration file or process id; without it, of the only one that runs for this user.
 ///
+/// Any user can listen on a socket of that name and answer as a server. So only root asks servers
+/// of other users, and only if none of its own matches; and process ids are those that the kernel
+/// reports, not those that a server states.
+///
 /// # Errors
 /// See [`FindError`].
 pub(crate) fn find(which: Option<&str>) -> Result<PathBuf, FindError> {
     if let Some(socket) = which.and_then(as_socket) {
         return Ok(socket);
     }
-    let sockets = listening().map_err(FindError::Table)?;
     let mut denied = None;
     let (mut own, mut others) = (Vec::new(), Vec::new());
-    for socket in sockets {
-        match owner_of(&socket) {
-            Ok(user) if user == geteuid().as_raw() => own.push(socket),
-            // Of another user a server is believed by root alone, and only if root has none.
-            Ok(_) => others.push(socket),
+    let user = geteuid();
+    for socket in listening().map_err(FindError::Table)? {
+        match listener_of(&socket) {
+            Ok(listener) if listener.user == user.as_raw() => own.push(listener),
+            Ok(listener) if user.is_root() => others.push(listener),
+            Ok(_) => denied = socket.parent().map(Path::to_owned),
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 denied = socket.parent().map(Path::to_owned);
             }
-            // It ended meanwhile, or lives where this process cannot reach it.
+            // It ended meanwhile, takes no connection, or lives where this process cannot reach it.
             Err(_) => {}
         }
     }
-    let candidates = if own.is_empty() || which.is_some() { [own, others].concat() } else { own };
-    match (candidates.as_slice(), which) {
-        ([], None) => {
-            Err(denied.map_or(FindError::None, |state_dir| FindError::Denied { state_dir }))
+    let found = match which {
+        None => only(if own.is_empty() { &others } else { &own }),
+        Some(which) => named(which, &own, &others),
+    };
+    found.map_err(|error| match (error, denied) {
+        // What is not found may be one of those that this user may not ask.
+        (FindError::None, Some(state_dir)) => FindError::Denied { state_dir },
+        (FindError::NoSuch { running, .. }, Some(state_dir)) if running.is_empty() => {
+            FindError::Denied { state_dir }
         }
-        ([socket], None) => Ok(socket.clone()),
-        _ => match choose(candidates, which) {
-            // What is not found may be one of those that this user may not ask.
-            Err(FindError::NoSuch { which, running }) => Err(match denied {
-                Some(state_dir) if running.is_empty() => FindError::Denied { state_dir },
-                _ => FindError::NoSuch { which, running },
-            }),
-            chosen => chosen,
-        },
+        (error, _) => error,
+    })
+}
+
+fn only(listeners: &[Listener]) -> Result<PathBuf, FindError> {
+    match listeners {
+        [] => Err(FindError::None),
+        [one] => Ok(one.socket.clone()),
+        several => Err(FindError::Several { running: running(several) }),
     }
 }
 
-fn choose(candidates: Vec<PathBuf>, which: Option<&str>) -> Result<PathBuf, FindError> {
-    let mut running = Vec::new();
-    for socket in candidates {
-        if let Ok(status) = ask(&socket, Command::Status) {
-            running.push(Running { socket, status });
+fn named(which: &str, own: &[Listener], others: &[Listener]) -> Result<PathBuf, FindError> {
+    let is_process = |listener: &&Listener| listener.pid.to_string() == which;
+    if let Some(listener) = own.iter().chain(others).find(is_process) {
+        return Ok(listener.socket.clone());
+    }
+    let file = fs::canonicalize(which).ok();
+    // The server has its paths as they were given to it, with links and `..`.
+    let is_config = |server: &Running| {
+        let config = server.config.as_ref().and_then(|config| fs::canonicalize(config).ok());
+        config.is_some() && config == file
+    };
+    let mut asked = Vec::new();
+    for listeners in [own, others] {
+        let running = running(listeners);
+        let (matching, rest): (Vec<_>, Vec<_>) = running.into_iter().partition(is_config);
+        match matching.as_slice() {
+            [] => asked.extend(rest),
+            [one] => return Ok(one.socket.clone()),
+            _ => return Err(FindError::Several { running: matching }),
+        }
+        // One of its own that does not answer may be the one that is meant.
+        if asked.len() < listeners.len() {
+            break;
         }
     }
-    running.sort_by(|a, b| a.socket.cmp(&b.socket));
-    let Some(which) = which else { return Err(FindError::Several { running }) };
-    match running.iter().find(|server| server.is_called(which)) {
-        Some(server) => Ok(server.socket.clone()),
-        None => Err(FindError::NoSuch { which: which.to_owned(), running }),
-    }
+    Err(FindError::NoSuch { which: which.to_owned(), running: asked })
+}
+
+/// Those that answer as servers do. They are asked together: one that is silent delays no other.
+fn running(listeners: &[Listener]) -> Vec<Running> {
+    let ask = |some: &[Listener]| {
+        thread::scope(|scope| {
+            let ask = |listener| scope.spawn(move || Running::of(listener));
+            let asked: Vec<_> = some.iter().map(ask).collect();
+            asked.into_iter().filter_map(|asked| asked.join().ok()?).collect::<Vec<_>>()
+        })
+    };
+    listeners.chunks(ASKED_AT_ONCE).flat_map(ask).collect()
 }
 
 /// A path that is a socket, or a state directory with one.
@@ -153,15 +190,28 @@ fn as_socket(which: &str) -> Option<PathBuf> {
     paths.into_iter().find(is_socket)
 }
 
-/// The user whose process listens on a socket.
-fn owner_of(socket: &Path) -> io::Result<u32> {
-    let stream = UnixStream::connect(socket)?;
-    Ok(socket_peercred(&stream)?.uid.as_raw())
+/// The process that listens on a socket of the table.
+///
+/// # Errors
+/// It takes no connection at once, or the path leads to another socket than that of the table.
+fn listener_of(socket: &Path) -> io::Result<Listener> {
+    let stream = client::connect(socket, None)?;
+    // A link here would pass another user's server off as the one of this path.
+    if stream.peer_addr()?.as_pathname() != Some(socket) {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    let peer = socket_peercred(&stream)?;
+    let (user, pid) = (peer.uid.as_raw(), peer.pid.as_raw_pid());
+    Ok(Listener { socket: socket.to_owned(), user, pid })
 }
 
-/// The control sockets that are listened on.
+/// The control sockets that are listened on, in order. The table has a path twice if it leads to
+/// different sockets in different mount name spaces.
 fn listening() -> io::Result<Vec<PathBuf>> {
-    Ok(sockets_in(&fs::read(TABLE)?))
+    let mut sockets = sockets_in(&fs::read(TABLE)?);
+    sockets.sort();
+    sockets.dedup();
+    Ok(sockets)
 }
 
 /// The names in the table are bytes of any value: each user chooses those of sockets.

@@ -11,7 +11,9 @@ import os
 import pathlib
 import re
 import shlex
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -158,6 +160,53 @@ def another_user_is_refused():
         for words in [], ["--socket", str(server.process.pid)]:
             done = run(program, "status", *words, user=65534)
             check(done.returncode == 1 and expected in done.stderr, done.stderr)
+
+
+# A process of another user that listens as a server does, and has the status of a real one. It takes
+# its user itself, who may have no access to the interpreter.
+FALSE_SERVER = """
+import contextlib, json, os, socket, sys, time
+path, status, kind = sys.argv[1:]
+os.setuid(65534)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(path)
+listener.listen(0 if kind == "full" else 8)
+if kind == "full":
+    queued = socket.socket(socket.AF_UNIX)
+    queued.connect(path)
+print("ready", flush=True)
+while kind == "full":
+    time.sleep(1)
+while True:
+    peer, _ = listener.accept()
+    request = json.loads(peer.makefile().readline() or "{}")
+    done = {"changes": "false", "restart_only": []}
+    result = json.loads(status) if request.get("command") == "status" else done
+    with peer, contextlib.suppress(OSError):
+        peer.sendall(json.dumps({"version": 1, "result": result}).encode() + b"\\n")
+"""
+
+
+@case
+def a_false_server_of_another_user_neither_gets_nor_delays_commands_of_root():
+    if os.geteuid() != 0:
+        raise Skip("not root")
+    for kind in "answering", "full":
+        with Server(scratch_dir("export")) as server, tempfile.TemporaryDirectory() as directory:
+            os.chmod(directory, 0o777)
+            pid = server.process.pid
+            status = json.dumps(answer("status", "--socket", server.state))
+            arguments = [f"{directory}/spillway.sock", status, kind]
+            command = [sys.executable, "-c", FALSE_SERVER, *arguments]
+            false = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            try:
+                check(false.stdout.readline() == "ready\n", "the false server does not listen")
+                for words in [], ["--socket", pid]:
+                    done = operate("reload", *words, secs=PATIENCE_SECS)
+                    check(done.stdout == "no export changed\n", f"{kind} {words}: {done}")
+            finally:
+                false.kill()
+                false.communicate()
 
 
 def parsed(address):
