@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use sd_notify::NotifyState;
 use server::Server;
 use server::config::{self, Config, Setting};
+use server::report::path_text;
 use tokio::runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
@@ -237,7 +238,7 @@ impl Serving<'_> {
             };
             let kept = keep(file, export, &settings, self.options)?;
             overridden = kept.overridden_settings(export, &settings);
-            saved = std::path::absolute(file).ok();
+            saved = std::path::absolute(file).ok().as_deref().map(path_text);
         }
         let changes = self.server.switch(&config);
         self.current = config;

@@ -66,7 +66,7 @@ struct Listener {
 pub(crate) struct Running {
     socket: PathBuf,
     pid: i32,
-    config: Option<PathBuf>,
+    config: Option<String>,
 }
 
 impl Running {
@@ -86,7 +86,7 @@ fn those_that_run(running: &[Running]) -> String {
 
 fn listed(running: &[Running]) -> String {
     let described = running.iter().map(|Running { socket, pid, config }| {
-        let config = config.as_ref().map(|file| format!(" of {}", file.display()));
+        let config = config.as_ref().map(|file| format!(" of {file}"));
         format!("{} (process {pid}{})", socket.display(), config.unwrap_or_default())
     });
     described.collect::<Vec<_>>().join(", ")

@@ -14,7 +14,7 @@ use std::time::Duration;
 use rustix::process::geteuid;
 use serde::Serialize;
 use serde_json::Value;
-use server::report::{Monitor, TraceFeed, TraceRequest};
+use server::report::{Monitor, TraceFeed, TraceRequest, path_text};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
@@ -257,7 +257,7 @@ async fn answer(
     match command {
         Command::Status => {
             let mut status = monitor.status();
-            status.config.clone_from(&service.config);
+            status.config = service.config.as_deref().map(path_text);
             Ok(value(&status))
         }
         Command::Sample { time_calls_seconds } => {
@@ -296,7 +296,7 @@ async fn answer(
 }
 
 fn value(result: &impl Serialize) -> Value {
-    serde_json::to_value(result).expect("the types of reports have string keys")
+    serde_json::to_value(result).expect("the types of reports have string keys and no paths")
 }
 
 /// Has the main thread change something.

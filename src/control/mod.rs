@@ -10,7 +10,6 @@ mod http;
 pub(crate) mod listener;
 
 use std::net::IpAddr;
-use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use server::report::{TraceLine, TraceRequest};
@@ -93,7 +92,7 @@ pub(crate) struct SetDone {
     /// A summary; empty if all was so before.
     pub(crate) changes: String,
     /// The file that keeps the settings.
-    pub(crate) saved: Option<PathBuf>,
+    pub(crate) saved: Option<String>,
     /// Settings that flags of `serve` override at the next reload.
     pub(crate) overridden: Vec<String>,
 }

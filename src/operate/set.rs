@@ -62,7 +62,7 @@ fn text(done: &SetDone) -> String {
     let changes = if done.changes.is_empty() { "unchanged" } else { &done.changes };
     let mut text = format!("{changes}\n");
     if let Some(file) = &done.saved {
-        text += &format!("kept in {}\n", file.display());
+        text += &format!("kept in {file}\n");
     }
     if !done.overridden.is_empty() {
         let keys = done.overridden.join(", ");

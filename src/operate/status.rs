@@ -49,9 +49,9 @@ fn facts(status: &Status) -> Vec<Vec<String>> {
     let mut facts = Vec::new();
     let mut fact = |name: &str, value: String| facts.push(vec![name.to_owned(), value]);
     if let Some(config) = &status.config {
-        fact("configuration", config.display().to_string());
+        fact("configuration", config.clone());
     }
-    fact("state directory", status.state_dir.display().to_string());
+    fact("state directory", status.state_dir.clone());
     let versions = status.nfs_versions.join(", ");
     fact("listening on", format!("{}, NFS version {versions}", listen.join(", ")));
     fact(
@@ -115,7 +115,7 @@ fn exports(exports: &[ExportStatus]) -> Vec<Vec<String>> {
             reads(export),
             export.io_cache_write.clone(),
             sync.to_owned(),
-            export.path.display().to_string(),
+            export.path.clone(),
             export.hosts.join(" "),
         ]
     }));

@@ -1,8 +1,10 @@
 //! The control socket and its commands, against servers that run.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt as _;
@@ -333,6 +335,31 @@ fn servers_are_found_beside_sockets_with_names_of_any_bytes() {
     let output = succeeded(run(&["status", "--socket", &pid, "--json"]));
     let status: serde_json::Value = serde_json::from_str(&output).unwrap();
     assert_eq!(status["pid"], running.child.id());
+    running.stop(Signal::TERM);
+}
+
+#[test]
+fn commands_work_with_paths_that_are_not_utf_8() {
+    let place = Place::new();
+    let path = |name: &[u8]| place.path("").join(OsStr::from_bytes(name));
+    let (export, config) = (path(b"caf\xe9"), path(b"caf\xe9.toml"));
+    fs::create_dir(&export).unwrap();
+    fs::write(&config, "listen = \"127.0.0.1:0\"\nsplice = true\n").unwrap();
+    let mut command = spillway();
+    command.args(["serve", "--as", "/data", "--config"]).arg(&config);
+    command.arg("--state-dir").arg(path(b"\xe9tat")).arg(&export);
+    let running = Running::start(command, 1);
+    let pid = running.child.id().to_string();
+    let succeeds = |words: &[&str]| succeeded(run(&[words, &["--socket", &pid]].concat()));
+    let status: serde_json::Value = serde_json::from_str(&succeeds(&["status", "--json"])).unwrap();
+    let text = |name| place.text(name);
+    assert_eq!(status["exports"][0]["path"], text("caf\u{fffd}"));
+    assert_eq!(status["config"], text("caf\u{fffd}.toml"));
+    assert_eq!(status["state_dir"], text("\u{fffd}tat"));
+    succeeds(&["nfsstat"]);
+    let kept = format!("splice = false\nkept in {}\n", text("caf\u{fffd}.toml"));
+    assert_eq!(succeeds(&["set", "splice=false", "--save"]), kept);
+    assert!(fs::read_to_string(&config).unwrap().ends_with("splice = false\n"));
     running.stop(Signal::TERM);
 }
 

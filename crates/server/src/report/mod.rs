@@ -11,7 +11,7 @@ mod sample;
 mod status;
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -25,6 +25,11 @@ pub use status::{ConnectionsStatus, ExportStatus, MemoryStatus, Nfs4Status, Stat
 
 use crate::config::NfsVersions;
 use crate::service::{Dropped, Service};
+
+/// A path as reports have it. They are text: bytes that are not UTF-8 become U+FFFD.
+pub fn path_text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
 
 /// Reports about a running server, from any thread. Nothing here waits for a disk.
 #[derive(Clone)]

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -33,7 +32,7 @@ pub struct ExportSample {
     /// What clients mount; `None` for operations on no export.
     pub name: Option<String>,
     /// The directory.
-    pub path: Option<PathBuf>,
+    pub path: Option<String>,
     /// Major and minor number of its device.
     pub device: Option<(u32, u32)>,
     /// The mode of READs.
@@ -152,7 +151,7 @@ fn exports(service: &Service) -> Vec<ExportSample> {
         .iter()
         .map(|export| ExportSample {
             name: Some(export.name.clone()),
-            path: Some(export.path.clone()),
+            path: Some(super::path_text(&export.path)),
             device: Some(exports.root(export).device()),
             io_cache_read: Some(export.policy.read.to_string()),
             io_cache_write: Some(export.policy.write.to_string()),

@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{MonitorFacts, figures};
+use super::{MonitorFacts, figures, path_text};
 use crate::counters::{Counter, Figure};
 use crate::export::Export;
 use crate::service::Service;
@@ -20,9 +19,9 @@ pub struct Status {
     /// The process.
     pub pid: u32,
     /// The configuration file, if there is one.
-    pub config: Option<PathBuf>,
+    pub config: Option<String>,
     /// The state directory.
-    pub state_dir: PathBuf,
+    pub state_dir: String,
     /// Time since the start.
     pub uptime_seconds: u64,
     /// Addresses of NFS, and of MOUNT with version 3.
@@ -53,7 +52,7 @@ pub struct ExportStatus {
     /// What clients mount.
     pub name: String,
     /// The directory.
-    pub path: PathBuf,
+    pub path: String,
     /// The id in file handles.
     pub id: u32,
     /// The mode of READs.
@@ -147,7 +146,7 @@ pub(super) fn of(service: &Service, facts: &MonitorFacts) -> Status {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
         config: None,
-        state_dir: facts.state_dir.clone(),
+        state_dir: path_text(&facts.state_dir),
         uptime_seconds: service.now().as_secs(),
         listen: facts.listen.clone(),
         nfs_versions: versions.split(',').map(str::to_owned).collect(),
@@ -165,7 +164,7 @@ pub(super) fn of(service: &Service, facts: &MonitorFacts) -> Status {
 fn export_status(export: &Export, switches: &Switches) -> ExportStatus {
     ExportStatus {
         name: export.name.clone(),
-        path: export.path.clone(),
+        path: path_text(&export.path),
         id: export.id,
         io_cache_read: export.policy.read.to_string(),
         io_cache_write: export.policy.write.to_string(),
