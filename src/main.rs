@@ -32,7 +32,7 @@ fn main() -> ExitCode {
 
 fn run() -> ExitCode {
     match cli::parse() {
-        Ok(Command::Serve(options)) => serve::run(&options),
+        Ok(Command::Serve(options)) => serve::run(options),
         Ok(Command::Check(options)) => check::run(&options),
         Ok(Command::Mount(command)) => commands::mount::run(&command),
         Ok(Command::Operate(command)) => operate::run(&command),

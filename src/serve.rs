@@ -1,12 +1,14 @@
 //! `spillway serve`: one server from its start to its last reply.
 
+use std::convert::Infallible;
 use std::error::Error;
 use std::fmt::Display;
 use std::fs;
 use std::io::{self, Write as _};
 use std::net::{SocketAddr, TcpListener};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use sd_notify::NotifyState;
 use server::Server;
@@ -14,6 +16,8 @@ use server::config::{self, Config, Setting};
 use server::report::path_text;
 use tokio::runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::task::spawn_blocking;
 use tracing::{info, warn};
 
 use crate::announce::{announcement, print};
@@ -25,7 +29,7 @@ use crate::{exit, flight_record, log, privileges, replace_file};
 
 /// Serves until SIGTERM or SIGINT. Returns [`ExitCode::SUCCESS`] only if everything that clients
 /// wrote is on the disk then.
-pub(crate) fn run(options: &ServeOptions) -> ExitCode {
+pub(crate) fn run(options: ServeOptions) -> ExitCode {
     // Before the first thread: the one that counts repeated messages.
     let dropped = privileges::drop_unneeded();
     let sockets = service_manager::sockets();
@@ -47,12 +51,15 @@ pub(crate) fn run(options: &ServeOptions) -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return exit::failed(&error),
     };
-    runtime.block_on(serve(config, sockets, options))
+    let status = runtime.block_on(serve(config, sockets, Arc::new(options)));
+    // A reload may still wait for a name or a directory.
+    runtime.shutdown_background();
+    status
 }
 
-async fn serve(config: Config, sockets: Vec<TcpListener>, options: &ServeOptions) -> ExitCode {
+async fn serve(config: Config, sockets: Vec<TcpListener>, options: Arc<ServeOptions>) -> ExitCode {
     // Before the server exists, so that a signal during its start is not the default one: death.
-    let mut signals = match Signals::listen() {
+    let (mut signals, mut hangup) = match Signals::listen() {
         Ok(signals) => signals,
         Err(error) => return exit::failed(&error),
     };
@@ -65,7 +72,7 @@ async fn serve(config: Config, sockets: Vec<TcpListener>, options: &ServeOptions
         Err(error) => return exit::failed(&error),
     };
     let metrics_address = metrics.as_ref().and_then(|metrics| metrics.local_addr().ok());
-    let mut control = match attend(&server, config.state_dir(), options, metrics) {
+    let mut control = match attend(&server, config.state_dir(), &options, metrics) {
         Ok(control) => control,
         Err(error) => {
             // It may be registered with rpcbind. The error above is the one to report.
@@ -85,11 +92,16 @@ async fn serve(config: Config, sockets: Vec<TcpListener>, options: &ServeOptions
     if let Some(period) = service_manager::watchdog_period() {
         server.watch(period, || notify(&[NotifyState::Watchdog]));
     }
-    let mut serving = Serving { server, started: config.clone(), current: config, options };
-    serving.until_stopped(&mut signals, &mut control).await;
+    let mut changes =
+        Changes { server: &server, started: config.clone(), current: config, options };
+    // A signal to stop drops a change that waits for files and names, as if it had not begun.
+    tokio::select! {
+        signal = signals.until_stop(&server) => info!(signal, "stopping"),
+        never = changes.make(&mut hangup, &mut control.changes) => match never {},
+    }
     notify(&[NotifyState::Stopping]);
     drop(control);
-    let stopped = serving.server.shutdown().await;
+    let stopped = server.shutdown().await;
     log::report_suppressed();
     if let Err(error) = stopped {
         return exit::failed(&error);
@@ -133,45 +145,38 @@ fn listen_for_metrics(address: SocketAddr) -> Result<TcpListener, Box<dyn Error>
         .map_err(|error: io::Error| format!("cannot serve metrics on {address}: {error}").into())
 }
 
-/// A server with its configuration.
-struct Serving<'a> {
-    server: Server,
+/// Changes of a running server, one at a time. What blocks on files and names runs on threads of
+/// the runtime, so that signals are served meanwhile.
+struct Changes<'a> {
+    server: &'a Server,
     /// The configuration of the start: its settings that need a restart are the ones in force.
     started: Config,
     /// The configuration in force, but for these settings.
     current: Config,
-    options: &'a ServeOptions,
+    options: Arc<ServeOptions>,
 }
 
-impl Serving<'_> {
-    /// Serves signals and the control socket until a signal to stop.
-    async fn until_stopped(&mut self, signals: &mut Signals, control: &mut Control) {
+impl Changes<'_> {
+    /// Makes those that SIGHUP and the control socket ask for.
+    async fn make(
+        &mut self,
+        hangup: &mut Signal,
+        requested: &mut mpsc::Receiver<Change>,
+    ) -> Infallible {
         loop {
-            let request = tokio::select! {
-                signal = signals.next() => signal,
-                Some(change) = control.changes.recv() => {
-                    self.change(change);
-                    continue;
-                }
-            };
-            match request {
+            tokio::select! {
                 // The log has all there is to report.
-                Request::Reload => drop(self.reload()),
-                Request::Figures => {
-                    let mut figures = self.server.figures();
-                    figures.push(("suppressed_log_lines", log::suppressed_lines()));
-                    print_figures(&figures);
-                }
-                Request::Stop(signal) => return info!(signal, "stopping"),
+                _ = hangup.recv() => drop(self.reload().await),
+                Some(change) = requested.recv() => self.change(change).await,
             }
         }
     }
 
-    fn change(&mut self, Change { command, reply }: Change) {
+    async fn change(&mut self, Change { command, reply }: Change) {
         let done = match command {
-            ChangeCommand::Reload => self.reload().map(serde_json::to_value),
+            ChangeCommand::Reload => self.reload().await.map(serde_json::to_value),
             ChangeCommand::Set { export, settings, save } => {
-                self.set(export.as_deref(), &settings, save).map(serde_json::to_value)
+                self.set(export.as_deref(), &settings, save).await.map(serde_json::to_value)
             }
         };
         let done = done.and_then(|value| value.map_err(|error| error.to_string()));
@@ -183,15 +188,14 @@ impl Serving<'_> {
     ///
     /// # Errors
     /// Why it was refused.
-    fn reload(&mut self) -> Result<ReloadDone, String> {
+    async fn reload(&mut self) -> Result<ReloadDone, String> {
         match NotifyState::monotonic_usec_now() {
             Ok(now) => notify(&[NotifyState::Reloading, now]),
             Err(error) => {
                 warn!(%error, "cannot read the clock to notify the service manager of the reload")
             }
         }
-        // Blocks on directories and names. This is the main thread, which no request runs on.
-        let done = self.try_reload();
+        let done = self.try_reload().await;
         if let Err(error) = &done {
             warn!(%error, "reload refused, the old configuration stays in force");
         }
@@ -199,14 +203,15 @@ impl Serving<'_> {
         done
     }
 
-    fn try_reload(&mut self) -> Result<ReloadDone, String> {
-        let config = self.options.load().map_err(|error| error.to_string())?;
+    async fn try_reload(&mut self) -> Result<ReloadDone, String> {
+        let options = Arc::clone(&self.options);
+        let config = blocking(move || options.load()).await?;
         let keys = self.started.restart_only_changes(&config);
         if !keys.is_empty() {
             let keys = keys.join(", ");
             warn!(keys, "these keys changed but take effect only after a restart");
         }
-        let changes = self.server.reload(config.clone()).map_err(|error| error.to_string())?;
+        let changes = self.server.reload(&config).await.map_err(|error| error.to_string())?;
         warn_of(&config);
         self.current = config;
         info!(summary = changes, "reloaded");
@@ -218,7 +223,7 @@ impl Serving<'_> {
     ///
     /// # Errors
     /// Why nothing was changed.
-    fn set(
+    async fn set(
         &mut self,
         export: Option<&str>,
         settings: &[String],
@@ -236,32 +241,65 @@ impl Serving<'_> {
                             without --config"
                     .to_owned());
             };
-            let kept = keep(file, export, &settings, self.options)?;
-            overridden = kept.overridden_settings(export, &settings);
             saved = std::path::absolute(file).ok().as_deref().map(path_text);
+            let kept = self.keep(file, export, &settings).await?;
+            overridden = kept.overridden_settings(export, &settings);
         }
         let changes = self.server.switch(&config);
         self.current = config;
         Ok(SetDone { changes, saved, overridden })
     }
+
+    /// Writes settings to the configuration file, in place of the one that is there. Returns the
+    /// configuration that a reload would read then.
+    async fn keep(
+        &self,
+        file: &Path,
+        export: Option<&str>,
+        settings: &[Setting],
+    ) -> Result<Config, String> {
+        let refused = |error: String| format!("nothing was changed: {}: {error}", file.display());
+        let edit = Edit {
+            file: file.to_owned(),
+            export: export.map(str::to_owned),
+            settings: settings.to_vec(),
+            options: Arc::clone(&self.options),
+        };
+        let (file, text, config) = blocking(move || edit.make()).await.map_err(refused)?;
+        // Not beside the main thread: a signal to stop would leave the new file unfinished.
+        replace_file::replace(&file, text.as_bytes())
+            .map_err(|error| refused(error.to_string()))?;
+        Ok(config)
+    }
 }
 
-/// Writes settings to the configuration file, in place of the one that is there. Returns the
-/// configuration that a reload would read then.
-fn keep(
-    file: &Path,
-    export: Option<&str>,
-    settings: &[Setting],
-    options: &ServeOptions,
-) -> Result<Config, String> {
-    let fail = |error: &dyn Display| format!("nothing was changed: {}: {error}", file.display());
-    // A link stays one.
-    let file = fs::canonicalize(file).map_err(|error| fail(&error))?;
-    let old = fs::read_to_string(&file).map_err(|error| fail(&error))?;
-    let new = config::edited(&old, export, settings).map_err(|error| fail(&error))?;
-    let config = options.load_text(&new).map_err(|error| fail(&error))?;
-    replace_file::replace(&file, new.as_bytes()).map_err(|error| fail(&error))?;
-    Ok(config)
+/// Settings to write to the configuration file.
+struct Edit {
+    file: PathBuf,
+    export: Option<String>,
+    settings: Vec<Setting>,
+    options: Arc<ServeOptions>,
+}
+
+impl Edit {
+    /// The file behind all links, so that these stay; its new text; and what it means.
+    fn make(self) -> Result<(PathBuf, String, Config), Box<dyn Error + Send + Sync>> {
+        let file = fs::canonicalize(self.file)?;
+        let old = fs::read_to_string(&file)?;
+        let new = config::edited(&old, self.export.as_deref(), &self.settings)?;
+        let config = self.options.load_text(&new)?;
+        Ok((file, new, config))
+    }
+}
+
+/// Does work that waits for files and names on another thread.
+async fn blocking<T, E>(work: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, String>
+where
+    T: Send + 'static,
+    E: Display + Send + 'static,
+{
+    let done = spawn_blocking(work).await.map_err(|error| error.to_string())?;
+    done.map_err(|error| error.to_string())
 }
 
 /// Prints every figure to stderr, a line `name value` each, all in one piece.
@@ -271,38 +309,37 @@ fn print_figures(figures: &[(&str, u64)]) {
     let _ = io::stderr().lock().write_all(text.as_bytes());
 }
 
-/// The request that a signal makes.
-enum Request {
-    Reload,
-    /// The counters, and what is held now, on stderr.
-    Figures,
-    /// With the name of the signal.
-    Stop(&'static str),
-}
-
+/// Signals that are served at once, also during a change. SIGHUP waits for the change before it.
 struct Signals {
-    hangup: Signal,
     interrupt: Signal,
     terminate: Signal,
     user1: Signal,
 }
 
 impl Signals {
-    fn listen() -> io::Result<Self> {
-        Ok(Self {
-            hangup: signal(SignalKind::hangup())?,
+    /// These, and SIGHUP.
+    fn listen() -> io::Result<(Self, Signal)> {
+        let signals = Self {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
             user1: signal(SignalKind::user_defined1())?,
-        })
+        };
+        Ok((signals, signal(SignalKind::hangup())?))
     }
 
-    async fn next(&mut self) -> Request {
-        tokio::select! {
-            _ = self.interrupt.recv() => Request::Stop("SIGINT"),
-            _ = self.terminate.recv() => Request::Stop("SIGTERM"),
-            _ = self.hangup.recv() => Request::Reload,
-            _ = self.user1.recv() => Request::Figures,
+    /// Prints the counters, and what is held now, at each SIGUSR1, until a signal to stop; returns
+    /// its name.
+    async fn until_stop(&mut self, server: &Server) -> &'static str {
+        loop {
+            tokio::select! {
+                _ = self.interrupt.recv() => return "SIGINT",
+                _ = self.terminate.recv() => return "SIGTERM",
+                _ = self.user1.recv() => {
+                    let mut figures = server.figures();
+                    figures.push(("suppressed_log_lines", log::suppressed_lines()));
+                    print_figures(&figures);
+                }
+            }
         }
     }
 }

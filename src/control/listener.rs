@@ -31,7 +31,8 @@ use crate::log;
 const CONNECTIONS_MAX: usize = 16;
 /// How long a peer may take to send its request, and again to take its reply.
 const PEER_TIME_MAX: Duration = Duration::from_secs(5);
-/// How long a request may wait for the main thread, which resolves names and opens directories.
+/// How long a request may wait for a change and those before it, which resolve names and open
+/// directories.
 const CHANGE_TIME_MAX: Duration = Duration::from_secs(60);
 /// Changes that wait for the main thread.
 const CHANGES_MAX: usize = 4;

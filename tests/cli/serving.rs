@@ -1,12 +1,16 @@
 //! The life of a server: start, reload, stop, and the service manager.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::io::Read;
 use std::net::TcpStream;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
 
+use rustix::fs::OFlags;
 use rustix::process::Signal;
 
 use crate::fixture::{
@@ -112,6 +116,31 @@ fn a_good_reload_is_applied_and_a_bad_one_is_refused() {
     running.signal(Signal::HUP);
     assert!(running.wait_for("reloaded").contains("removed /b"));
     running.assert_serving();
+    running.stop(Signal::TERM);
+}
+
+#[test]
+fn signals_are_served_while_a_reload_waits() {
+    let place = Place::new();
+    let config = place.configure(ONE_EXPORT);
+    let running = Running::start(serve_config(&config), 1);
+    // Of a FIFO the reload reads without end, as from a disk that does not answer.
+    fs::remove_file(&config).unwrap();
+    assert!(Command::new("mkfifo").arg(&config).status().unwrap().success());
+    running.signal(Signal::HUP);
+    let mut writer = OpenOptions::new();
+    writer.write(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed());
+    let deadline = Instant::now() + PATIENCE;
+    // It opens once there is a reader.
+    let _writer = loop {
+        match writer.open(&config) {
+            Ok(writer) => break writer,
+            Err(error) => assert!(Instant::now() < deadline, "the reload does not begin: {error}"),
+        }
+        thread::sleep(Duration::from_millis(10));
+    };
+    running.signal(Signal::USR1);
+    running.wait_for("suppressed_log_lines");
     running.stop(Signal::TERM);
 }
 

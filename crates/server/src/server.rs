@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::{Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use proto::portmap::PORT;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 use tokio::sync::{oneshot, watch};
-use tokio::task::{JoinError, JoinHandle, JoinSet};
+use tokio::task::{JoinError, JoinHandle, JoinSet, spawn_blocking};
 
 use crate::config::{Config, NfsVersions};
 use crate::counters::{Counter, Counters};
@@ -253,20 +254,29 @@ impl Server {
     /// made again, a file system mounted or unmounted over it) is served anew; what is open in the
     /// one before is flushed and closed within about a second.
     ///
+    /// Waits for the directories, which may be on disks that do not answer. If it is dropped
+    /// meanwhile, everything stays as it was. No other change may be made at the same time.
+    ///
     /// # Errors
     /// A directory cannot be opened, or the state directory in use lies in one of them; everything
     /// stays as it was.
-    pub fn reload(&self, config: Config) -> Result<String, ReloadError> {
-        check_outside(config.exports(), self.state_dir.path())?;
+    pub async fn reload(&self, config: &Config) -> Result<String, ReloadError> {
         let old = self.service.exports.load_full();
-        let new = Exports::open(Arc::clone(config.exports()), Some(&old), self.counters())?;
-        let new = Arc::new(new);
+        let (table, earlier) = (Arc::clone(config.exports()), Arc::clone(&old));
+        let state_dir = self.state_dir.path().to_owned();
+        let counters = Arc::clone(&self.service.counters);
+        let opening = spawn_blocking(move || {
+            check_outside(&table, &state_dir)?;
+            Ok::<_, ReloadError>(Exports::open(table, Some(&earlier), &counters)?)
+        });
+        let opened = opening.await.unwrap_or_else(|error| resume_unwind(error.into_panic()));
+        let new = Arc::new(opened?);
         self.serve_exports(Arc::clone(&new));
         let mut changes = new.replace(&old);
         if changes.is_empty() || new.table != old.table {
             changes.insert(0, new.table.changes_since(&old.table));
         }
-        changes.extend(self.service.switch(&config));
+        changes.extend(self.service.switch(config));
         Ok(changes.join(", "))
     }
 
@@ -629,7 +639,7 @@ mod tests {
             dir.path()
         );
         let new = Config::parse(&text, Path::new("test.toml"), &Overrides::default()).unwrap();
-        let error = server.reload(new).unwrap_err().to_string();
+        let error = server.reload(&new).await.unwrap_err().to_string();
         assert!(error.contains("link/state of this server lies inside the export /all"), "{error}");
         assert!(server.service.exports.load().table.by_name(b"/all").is_none());
         server.shutdown().await.unwrap();
@@ -667,7 +677,7 @@ mod tests {
 
         let settings = "read_ahead = false\nsplice = false\ntrace = [\"write_split\"]";
         let modes = "io_cache_read = \"direct\"\nio_cache_write = \"dontcache\"";
-        let changes = server.reload(config(dir.path(), settings, modes)).unwrap();
+        let changes = server.reload(&config(dir.path(), settings, modes)).await.unwrap();
         let changed = format!("changed {}", export.name);
         let expected = "read_ahead = false, splice = false, tracing write_split";
         assert_eq!(changes, format!("{changed}, {expected}"));
@@ -676,7 +686,7 @@ mod tests {
         assert_eq!(server.service.tracer.events().to_string(), "write_split");
         assert!(!switches.read_ahead() && !switches.splice());
 
-        let changes = server.reload(config(dir.path(), settings, modes)).unwrap();
+        let changes = server.reload(&config(dir.path(), settings, modes)).await.unwrap();
         assert_eq!(changes, "no export changed");
         server.shutdown().await.unwrap();
     }

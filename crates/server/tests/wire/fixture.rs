@@ -123,7 +123,7 @@ impl Fixture {
 
     pub(crate) fn reload(&self, config: &str) -> String {
         let config = self.parse(config);
-        self.runtime.block_on(async { self.server().reload(config).unwrap() })
+        self.runtime.block_on(self.server().reload(&config)).unwrap()
     }
 
     /// Why a reload is refused, by the configuration or by the server.
@@ -132,7 +132,7 @@ impl Fixture {
             Ok(config) => config,
             Err(error) => return error.to_string(),
         };
-        self.runtime.block_on(async { self.server().reload(config).unwrap_err().to_string() })
+        self.runtime.block_on(self.server().reload(&config)).unwrap_err().to_string()
     }
 
     pub(crate) fn server(&self) -> &Server {
