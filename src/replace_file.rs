@@ -6,11 +6,28 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 
+/// Why a file was not replaced for good.
+#[derive(Debug)]
+pub(crate) enum ReplaceError {
+    /// It is as it was.
+    Unchanged(io::Error),
+    /// It is replaced, but its directory was not written to the disk: a crash may undo that.
+    NotDurable(io::Error),
+}
+
 /// Puts `bytes` in the place of a file that exists, with its owner and permissions.
 ///
 /// # Errors
-/// The file stays as it was.
-pub(crate) fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
+/// See [`ReplaceError`].
+pub(crate) fn replace(file: &Path, bytes: &[u8]) -> Result<(), ReplaceError> {
+    let directory = exchange(file, bytes).map_err(ReplaceError::Unchanged)?;
+    directory.sync_all().map_err(ReplaceError::NotDurable)
+}
+
+/// As [`replace`], but for the sync of the directory, which it returns.
+fn exchange(file: &Path, bytes: &[u8]) -> io::Result<File> {
+    // Before the rename: a directory that may be written but not read cannot be synced.
+    let directory = File::open(directory_of(file))?;
     let metadata = fs::metadata(file)?;
     let new = unfinished(file);
     let written = write(&new, bytes, &metadata).and_then(|()| fs::rename(&new, file));
@@ -18,8 +35,7 @@ pub(crate) fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
         // What there is of it; the error above is the one to report.
         let _ = fs::remove_file(&new);
     }
-    written?;
-    File::open(directory_of(file))?.sync_all()
+    written.map(|()| directory)
 }
 
 fn directory_of(file: &Path) -> &Path {
@@ -54,7 +70,9 @@ fn write(new: &Path, bytes: &[u8], metadata: &fs::Metadata) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
+    use std::thread;
 
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
     use tempfile::TempDir;
 
     use super::*;
@@ -75,6 +93,29 @@ mod tests {
         assert_eq!(fs::read_to_string(&file).unwrap(), "newer");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
         assert!(replace(&dir.path().join("missing"), b"").is_err());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_file_whose_directory_cannot_be_synced_stays_as_it_was() {
+        let dir = TempDir::new().unwrap();
+        let file = dir.path().join("a.toml");
+        fs::write(&file, "old").unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o300)).unwrap();
+        // Capabilities are a thread's own; those of the others stay for their tests.
+        let replaced = thread::scope(|scope| {
+            let as_ordinary_user = || {
+                let mut sets = capabilities(None).unwrap();
+                sets.effective = CapabilitySet::empty();
+                set_capabilities(None, sets).unwrap();
+                replace(&file, b"new")
+            };
+            scope.spawn(as_ordinary_user).join().unwrap()
+        });
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        let Err(ReplaceError::Unchanged(error)) = replaced else { panic!("{replaced:?}") };
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        assert_eq!(fs::read_to_string(&file).unwrap(), "old");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 }

@@ -24,8 +24,9 @@ use crate::announce::{announcement, print};
 use crate::cli::{self, ServeOptions};
 use crate::control::listener::{Change, ChangeCommand, Control};
 use crate::control::{self, ReloadDone, SetDone};
+use crate::replace_file::{self, ReplaceError};
 use crate::service_manager::{self, notify};
-use crate::{exit, flight_record, log, privileges, replace_file};
+use crate::{exit, flight_record, log, privileges};
 
 /// Serves until SIGTERM or SIGINT. Returns [`ExitCode::SUCCESS`] only if everything that clients
 /// wrote is on the disk then.
@@ -267,9 +268,15 @@ impl Changes<'_> {
         };
         let (file, text, config) = blocking(move || edit.make()).await.map_err(refused)?;
         // Not beside the main thread: a signal to stop would leave the new file unfinished.
-        replace_file::replace(&file, text.as_bytes())
-            .map_err(|error| refused(error.to_string()))?;
-        Ok(config)
+        match replace_file::replace(&file, text.as_bytes()) {
+            Ok(()) => Ok(config),
+            Err(ReplaceError::Unchanged(error)) => Err(refused(error.to_string())),
+            Err(ReplaceError::NotDurable(error)) => Err(format!(
+                "the settings are in {0} but not in force, and a crash may remove them from there: \
+                 the directory of {0} cannot be synced: {error}",
+                file.display()
+            )),
+        }
     }
 }
 
