@@ -1,5 +1,7 @@
 //! Metrics over HTTP: `GET /metrics`, and nothing else (RFC 9112, as far as a scraper needs it).
 
+use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::io;
 use std::net::TcpListener as StdListener;
 use std::sync::Arc;
@@ -8,11 +10,12 @@ use std::time::Duration;
 use server::report::Monitor;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::time::timeout;
 use tracing::{debug, warn};
 
-/// Connections that are served at a time; others are closed at once.
+/// Connections that are served at a time. One more ends the oldest whose request is not whole, so
+/// that silent peers keep no scraper out; without such a one it is closed at once.
 const CONNECTIONS_MAX: usize = 16;
 /// The longest head of a request.
 const HEAD_BYTES_MAX: usize = 8 * 1024;
@@ -30,6 +33,8 @@ pub(super) async fn serve(monitor: Monitor, listener: StdListener) {
         Err(error) => return warn!(%error, "cannot use the address of the metrics"),
     };
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    // Of the connections whose requests are not whole, oldest first: each ends with its sender.
+    let mut incomplete: VecDeque<oneshot::Sender<Infallible>> = VecDeque::new();
     loop {
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -39,13 +44,18 @@ pub(super) async fn serve(monitor: Monitor, listener: StdListener) {
                 continue;
             }
         };
-        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+        incomplete.retain(|connection| !connection.is_closed());
+        if places.available_permits() == 0 && incomplete.pop_front().is_none() {
             debug!(client = %peer, "connection to the metrics refused: too many");
             continue;
-        };
+        }
+        // Of a connection that has just been ended, once its task has run.
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let (end, ended) = oneshot::channel();
+        incomplete.push_back(end);
         let monitor = monitor.clone();
         tokio::spawn(async move {
-            if let Err(error) = converse(&monitor, stream).await {
+            if let Err(error) = converse(&monitor, stream, ended).await {
                 debug!(client = %peer, %error, "connection to the metrics closed");
             }
             drop(place);
@@ -53,9 +63,18 @@ pub(super) async fn serve(monitor: Monitor, listener: StdListener) {
     }
 }
 
-/// Takes one request and answers it.
-async fn converse(monitor: &Monitor, mut stream: TcpStream) -> io::Result<()> {
-    let head = timeout(PEER_TIME_MAX, head(&mut stream)).await??;
+/// Takes one request and answers it; until the request is whole, `ended` ends that.
+async fn converse(
+    monitor: &Monitor,
+    mut stream: TcpStream,
+    ended: oneshot::Receiver<Infallible>,
+) -> io::Result<()> {
+    let head = tokio::select! {
+        // A request that has arrived meanwhile is answered.
+        biased;
+        head = timeout(PEER_TIME_MAX, head(&mut stream)) => head??,
+        _ = ended => return Err(io::Error::other("its place is needed")),
+    };
     let (status, body) = answer(&head, || monitor.metrics());
     let length = body.len();
     let head = format!(

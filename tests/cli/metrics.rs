@@ -153,6 +153,8 @@ fn only_the_metrics_are_served() {
     // A head without end, and more peers than are served at a time.
     request(address, &vec![b'x'; 1 << 20]);
     let silent: Vec<_> = (0..40).map(|_| TcpStream::connect(address).unwrap()).collect();
+    // No peer has to wait until they lose their places.
+    metrics(address);
     running.assert_serving();
     drop(silent);
     running.stop(Signal::TERM);
