@@ -355,11 +355,14 @@ impl Vfs {
         let directory = Arc::clone(file);
         let job = move || directory.root().is_above(directory.fd());
         let device = file.root().device();
-        if self.open_in_metadata_lane(device, &Identity::Server, job).await? {
-            return Ok(());
+        match self.open_in_metadata_lane(device, &Identity::Server, job).await {
+            Ok(true) => Ok(()),
+            Ok(false) | Err(Status::Stale) => {
+                self.inode_cache.forget(&file.key());
+                Err(Status::Stale)
+            }
+            Err(status) => Err(status),
         }
-        self.inode_cache.forget(&file.key());
-        Err(Status::Stale)
     }
 
     /// The attributes of an open object, for a reply. Data or names that are read after this are at

@@ -63,10 +63,14 @@ impl Vfs {
         let job = move || {
             // Before the name is looked up: a change that comes between makes them too old, and
             // never newer than the object found.
-            let live = opened.live_attributes().ok();
+            let live = unless_gone(opened.live_attributes())?;
             let attributes = live.map(|live| opened.lock.attributes(live));
             let name = component.as_deref().map_err(|status| *status);
             let found = unless_descriptors_lack(name.and_then(|name| find_child(&opened, name)))?;
+            if matches!(found, Err(Status::NoEntry)) {
+                // A directory that was removed meanwhile has no names.
+                unless_gone(opened.live_attributes())?;
+            }
             if let (Some(live), true) = (live, found.is_ok()) {
                 opened.learn_to_search(&identity, &live);
             }
@@ -80,7 +84,7 @@ impl Vfs {
                 Answer { attributes, result: place.map(|()| found) }
             }
             Ok((attributes, Err(status))) => Answer { attributes, result: Err(status) },
-            Err(status) => Answer::refused(status),
+            Err(status) => self.refused_by(&directory, status),
         }
     }
 
@@ -91,15 +95,28 @@ impl Vfs {
             Err(status) => return Answer::refused(status),
         };
         if link.file_type() != FileType::Symlink {
-            let attributes = self.attributes(&link).await.ok();
-            return Answer { attributes, result: Err(Status::Invalid) };
+            let attributes = unless_gone(self.attributes(&link).await);
+            return attributes.map(|attributes| (attributes, Err(Status::Invalid))).into();
         }
+        let opened = Arc::clone(&link);
         let job = move || {
-            let attributes = link.attributes().ok();
-            let target = rustix::fs::readlinkat(link.fd(), c"", Vec::new());
+            let attributes = unless_gone(opened.attributes())?;
+            let target = rustix::fs::readlinkat(opened.fd(), c"", Vec::new());
             Ok((attributes, target.map(CString::into_bytes).map_err(Status::from)))
         };
-        self.in_metadata_lane(io::Identity::Server, job).await.into()
+        match self.in_metadata_lane(io::Identity::Server, job).await {
+            Ok((attributes, result)) => Answer { attributes, result },
+            Err(status) => self.refused_by(&link, status),
+        }
+    }
+
+    /// The answer to an operation that has found no attributes of an open object, which is given up
+    /// if it is gone.
+    fn refused_by<A: Default, T>(&self, file: &Inode, status: Status) -> Answer<A, T> {
+        if status == Status::Stale {
+            self.inode_cache.forget(&file.key());
+        }
+        Answer::refused(status)
     }
 
     /// REMOVE (`is_directory` false) and RMDIR (true), RFC 1813 §3.3.12 and §3.3.13.
@@ -510,6 +527,17 @@ fn begin_name_change(
 fn open_if_there(directory: &Inode, name: &CStr) -> Result<Option<OwnedFd>, Status> {
     let opened = openat(directory.fd(), name, PATH_ONLY, Mode::empty()).map_err(Status::from);
     Ok(unless_descriptors_lack(opened)?.ok())
+}
+
+/// Attributes for a reply, which can do without; not that of an object that is gone.
+///
+/// # Errors
+/// `Stale`.
+fn unless_gone<T>(attributes: Result<T, Status>) -> Result<Option<T>, Status> {
+    match attributes {
+        Err(Status::Stale) => Err(Status::Stale),
+        attributes => Ok(attributes.ok()),
+    }
 }
 
 /// Takes `NoDescriptor` out of the results of an attempt: it is to be repeated, whatever else would

@@ -121,6 +121,21 @@ fn a_deleted_object_is_stale() {
     assert_eq!(client.getattr(by_client), Err(Status::Stale));
 }
 
+/// After NOENT a client would keep the directory, and remember that the name is not in it.
+#[test]
+fn the_first_call_after_a_local_removal_finds_the_object_stale() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let (directory, file) = (client.mkdir(root, "d"), client.create(root, "f"));
+    let link = ok(client.symlink(root, b"l", b"target")).object.unwrap();
+    std::fs::remove_dir(fixture.exported("d")).unwrap();
+    std::fs::remove_file(fixture.exported("f")).unwrap();
+    std::fs::remove_file(fixture.exported("l")).unwrap();
+    assert_eq!(refusal(client.lookup(directory, b"f")), Status::Stale);
+    assert_eq!(client.readlink(link), Err(Status::Stale));
+    assert_eq!(client.readlink(file), Err(Status::Stale));
+}
+
 /// A file system without kernel handles and without birth times: an overlay over ext4 with inodes
 /// of 128 bytes.
 fn mount_without_identities(fixture: &Fixture) -> Option<(Mounted, Mounted)> {
