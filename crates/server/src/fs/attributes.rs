@@ -33,11 +33,15 @@ impl Timestamp {
     /// which may come from a file system with that resolution, and not if it lies before 1970 or
     /// after `now`.
     pub(crate) fn is_settled(self, now: SystemTime) -> bool {
+        self.nanoseconds != 0 && self.is_older(now, SETTLED_AFTER)
+    }
+
+    /// Whether it lies `age` or more before `now`, and not before 1970.
+    pub(crate) fn is_older(self, now: SystemTime, age: Duration) -> bool {
         let since = u64::try_from(self.seconds).ok();
         let since = since.map(|seconds| Duration::new(seconds, self.nanoseconds));
         let at = since.and_then(|since| UNIX_EPOCH.checked_add(since));
-        let age = at.and_then(|at| now.duration_since(at).ok());
-        self.nanoseconds != 0 && age.is_some_and(|age| age >= SETTLED_AFTER)
+        at.and_then(|at| now.duration_since(at).ok()).is_some_and(|found| found >= age)
     }
 }
 

@@ -10,6 +10,7 @@ use std::ffi::CStr;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use rustix::fs::{RawDir, SeekFrom};
 use rustix::io::Errno;
@@ -83,6 +84,8 @@ pub(crate) struct DirectoryStream {
     ahead: Ahead,
     /// The directory's ctime before `ahead` was read.
     changed: Timestamp,
+    /// It was settled then: a change of the names since has another one.
+    is_settled: bool,
     at_end: bool,
     /// One of the server's places for listings that wait for their next call.
     place: Option<OwnedSemaphorePermit>,
@@ -95,8 +98,15 @@ impl DirectoryStream {
     /// # Errors
     /// `BadCookie` when the file system does not know such an offset.
     pub(crate) fn at(fd: OwnedFd, cookie: u64, changed: Timestamp) -> Result<Self, Status> {
-        let ahead = Ahead::default();
-        let mut stream = Self { fd, position: cookie, ahead, changed, at_end: false, place: None };
+        let mut stream = Self {
+            fd,
+            position: cookie,
+            ahead: Ahead::default(),
+            changed,
+            is_settled: false,
+            at_end: false,
+            place: None,
+        };
         stream.restart(cookie, changed)?;
         Ok(stream)
     }
@@ -114,6 +124,7 @@ impl DirectoryStream {
         self.ahead.clear();
         self.position = cookie;
         self.changed = changed;
+        self.is_settled = changed.is_older(SystemTime::now(), SETTLED_AFTER);
         self.at_end = false;
         Ok(())
     }
@@ -159,13 +170,18 @@ impl DirectoryStream {
 pub(crate) struct DirectoryStreams(Vec<DirectoryStream>);
 
 impl DirectoryStreams {
-    /// The listing that stands at `cookie` in a directory unchanged since; where none does and the
-    /// directory has as many as it may, its oldest, moved there. `None` means that the caller is to
-    /// open one. Either is given back with [`Self::put_back`].
+    /// The listing that stands at `cookie` in a directory with the same ctime since; where none
+    /// does and the directory has as many as it may, its oldest, moved there. Names that were read
+    /// too soon after a change for the ctime to show the next one are read anew. `None` means that
+    /// the caller is to open one. Either is given back with [`Self::put_back`].
     pub(crate) fn take(&mut self, cookie: u64, changed: Timestamp) -> Option<DirectoryStream> {
         let continues = |s: &DirectoryStream| s.position == cookie && s.changed == changed;
         if let Some(index) = self.0.iter().position(continues) {
-            return Some(self.0.swap_remove(index));
+            let mut stream = self.0.swap_remove(index);
+            if !stream.is_settled {
+                stream.restart(cookie, changed).ok()?;
+            }
+            return Some(stream);
         }
         if self.0.len() < STREAMS_MAX {
             return None;
@@ -191,12 +207,17 @@ impl DirectoryStreams {
     }
 }
 
+/// Changes that come so long after a ctime have another one: no file system has times in coarser
+/// steps than the 2 seconds of FAT.
+const SETTLED_AFTER: Duration = Duration::from_secs(3);
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::fs::attributes_of;
     use rustix::fs::{CWD, Mode, OFlags, openat};
     use std::path::Path;
+    use std::time::UNIX_EPOCH;
 
     fn directory(path: &Path) -> (OwnedFd, Timestamp) {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
@@ -253,5 +274,29 @@ mod tests {
         assert!(streams.take(0, changed).is_none(), "the one place is taken");
         streams.put_back(stream, &places);
         assert!(streams.take(0, changed).is_some());
+    }
+
+    /// File systems without fine-grained times give changes of one tick one ctime.
+    #[test]
+    fn names_that_were_read_in_the_tick_of_a_change_are_read_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        for (age_secs, is_kept) in [(0, false), (4, true)] {
+            std::fs::write(dir.path().join("f"), "").unwrap();
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+            let seconds = i64::try_from(now.as_secs()).unwrap() - age_secs;
+            let changed = Timestamp { seconds, nanoseconds: now.subsec_nanos().max(1) };
+            let mut streams = DirectoryStreams::default();
+            let mut stream = DirectoryStream::at(directory(dir.path()).0, 0, changed).unwrap();
+            stream.peek().unwrap();
+            streams.put_back(stream, &Arc::new(Semaphore::new(1)));
+            std::fs::remove_file(dir.path().join("f")).unwrap();
+            let mut stream = streams.take(0, changed).unwrap();
+            let mut names = Vec::new();
+            while let Some((entry, _)) = stream.peek().unwrap() {
+                names.push(entry.name.to_owned());
+                stream.advance();
+            }
+            assert_eq!(names.contains(&c"f".to_owned()), is_kept, "{age_secs} s");
+        }
     }
 }
