@@ -99,6 +99,11 @@ impl Inode {
         self.state.may_change(self.holder(client), what)
     }
 
+    /// Whether a call, as for [`Self::may_change`], may change the object now. Nothing is recalled.
+    pub(crate) fn admits(&self, client: Option<NonZeroU64>, what: Changing) -> bool {
+        self.state.gate.admits(self.holder(client), what)
+    }
+
     fn holder(&self, client: Option<NonZeroU64>) -> Option<Holder> {
         client.map(|client| Holder { client, export: self.root_address() })
     }

@@ -107,6 +107,11 @@ impl Vfs {
         change: AttributeChange,
         guard: Option<Timestamp>,
     ) -> Answer<(Wcc, Applied), ()> {
+        // Before it waits for others: they have nothing to return for a call that is refused.
+        if let Err(status) = change.check().and_then(|()| caller.may_change()) {
+            let Answer { attributes, result } = self.refuse_change(object, status).await;
+            return Answer { attributes: (attributes, Applied::default()), result };
+        }
         let forbids_opening = !io::can_assume_users() && change.forbids_opening();
         let (what, lengths) = match change.size {
             // It may be opened for writing first.
@@ -120,7 +125,7 @@ impl Vfs {
         };
         let (before, failures) = (*begun.before(), file.failures());
         let mut change = change;
-        let mut checked = change.check().and_then(|()| check(caller, &before, guard));
+        let mut checked = check_guard(&before, guard);
         if checked.is_ok()
             && let Some(size) = change.size
         {
@@ -190,8 +195,7 @@ impl Vfs {
     }
 }
 
-fn check(caller: &Caller, before: &LiveAttributes, guard: Option<Timestamp>) -> Result<(), Status> {
-    caller.may_change()?;
+fn check_guard(before: &LiveAttributes, guard: Option<Timestamp>) -> Result<(), Status> {
     if guard.is_none_or(|guard| guard == before.ctime) { Ok(()) } else { Err(Status::NotSync) }
 }
 

@@ -424,13 +424,14 @@ impl Vfs {
     /// may give it `lengths`.
     ///
     /// # Errors
-    /// `Stale` when it is gone; `Delegated`.
+    /// `ReadOnly`; `Stale` when it is gone; `Delegated`.
     async fn begin_change(
         &self,
         caller: &Caller,
         object: &Object,
         (what, lengths): (Changing, Lengths),
     ) -> Result<(Arc<Inode>, Change), Status> {
+        caller.may_change()?;
         let file = self.hold(object).await?;
         self.wait_for_return(&file, caller, what).await?;
         file.close_write_batch();

@@ -92,14 +92,17 @@ impl Vfs {
     /// kernel lets several at once. The first one has the file to itself, and opens the direct
     /// descriptor once it is permitted to.
     ///
-    /// A WRITE that may have to wait for others is checked before it does, unless the last one of
-    /// its user was permitted: one that will be refused has nothing to wait for. One that is
-    /// permitted is checked again, with the attributes then.
+    /// A WRITE that may have to wait, for others or for the return of delegations, is checked
+    /// before it does: one that will be refused has nothing to wait for. One that is permitted is
+    /// checked again, with the attributes then.
     async fn write_in_turn(
         &self,
         file: &Arc<Inode>,
         request: Box<WriteRequest>,
     ) -> Result<WriteTurn, Status> {
+        if !file.admits(request.caller.client, Changing::Data) {
+            self.check_waiting(file, &request.caller).await?;
+        }
         self.wait_for_return(file, &request.caller, Changing::Data).await?;
         let lengths = Lengths::up_to(request.end());
         let can_share = request.mode == IoMode::Direct
@@ -110,11 +113,7 @@ impl Vfs {
         let change = match if can_share { None } else { file.lock.try_alone() } {
             Some(alone) => self.begin_alone(file, alone, lengths).await?,
             None => {
-                if !file.expects_writer(&request.caller) {
-                    let now = self.live_attributes(file).await?;
-                    let timer = &mut self.timer(file.root(), CallKind::Write);
-                    self.permit::<Writing>(&request.caller, file, &now, timer).await?;
-                }
+                self.check_waiting(file, &request.caller).await?;
                 range_of(&request)?;
                 if !can_share {
                     return self.write_in_batch(file, request).await;
@@ -123,6 +122,19 @@ impl Vfs {
             }
         };
         Ok(self.take_turn(file, change, request).await)
+    }
+
+    /// Checks a WRITE that may have to wait, unless the last one of its user was permitted.
+    ///
+    /// # Errors
+    /// As [`Self::permit`].
+    async fn check_waiting(&self, file: &Arc<Inode>, caller: &Caller) -> Result<(), Status> {
+        if file.expects_writer(caller) {
+            return Ok(());
+        }
+        let now = self.live_attributes(file).await?;
+        let timer = &mut self.timer(file.root(), CallKind::Write);
+        self.permit::<Writing>(caller, file, &now, timer).await.map(drop)
     }
 
     /// Performs a WRITE within a change, which it ends.
