@@ -10,7 +10,7 @@ mod create;
 use std::ffi::{CStr, CString};
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use io::Lengths;
@@ -21,6 +21,7 @@ use super::{
     Answer, Attributes, Caller, Found, LiveAttributes, Object, Status, Vfs, Wcc, attributes_of,
     component,
 };
+use crate::export::ExportRoot;
 use crate::fs::{PATH_ONLY, proc_path};
 use crate::inode_cache::{Alone, Change, Inode, InodeKey, InodeLock, NameChange};
 
@@ -66,7 +67,7 @@ impl Vfs {
             let live = unless_gone(opened.live_attributes())?;
             let attributes = live.map(|live| opened.lock.attributes(live));
             let name = component.as_deref().map_err(|status| *status);
-            let found = unless_descriptors_lack(name.and_then(|name| find_child(&opened, name)))?;
+            let found = unless_descriptors_lack(name.and_then(|name| open_child(&opened, name)))?;
             if matches!(found, Err(Status::NoEntry)) {
                 // A directory that was removed meanwhile has no names.
                 unless_gone(opened.live_attributes())?;
@@ -78,14 +79,34 @@ impl Vfs {
         };
         match self.open_in_metadata_lane(dir.root().device(), &caller.identity, job).await {
             Ok((attributes, Ok((found, fd)))) => {
-                let file = self.keep(&directory, &found, fd).await;
                 // The parent of a directory that was moved out of the export is not part of it.
-                let place = if name == b".." { self.check_place(&file).await } else { Ok(()) };
-                Answer { attributes, result: place.map(|()| found) }
+                let fd = if name == b".." { self.in_export(dir.root(), fd).await } else { Ok(fd) };
+                let result = match fd {
+                    Ok(fd) => {
+                        self.keep(&directory, &found, Opened::PathOnly(fd)).await;
+                        Ok(found)
+                    }
+                    Err(status) => Err(status),
+                };
+                Answer { attributes, result }
             }
             Ok((attributes, Err(status))) => Answer { attributes, result: Err(status) },
             Err(status) => self.refused_by(&directory, status),
         }
+    }
+
+    /// The descriptor of a directory, if that lies below its export.
+    ///
+    /// # Errors
+    /// `Stale`.
+    async fn in_export(&self, root: &Arc<ExportRoot>, fd: OwnedFd) -> Result<OwnedFd, Status> {
+        let (root, device, fd) = (Arc::clone(root), root.device(), Mutex::new(Some(fd)));
+        let job = move || {
+            let mut fd = fd.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_below = fd.as_ref().map_or(Ok(false), |fd| root.is_above(fd.as_fd()))?;
+            fd.take_if(|_| is_below).ok_or(Status::Stale)
+        };
+        self.open_in_metadata_lane(device, &io::Identity::Server, job).await
     }
 
     /// READLINK, RFC 1813 §3.3.5.

@@ -185,8 +185,11 @@ fn describe(
         return (fileid, root.filter(|_| known.is_some()));
     }
     let object = known.and_then(|known| {
-        let by_name = known.find_by_name(directory.root(), fd, entry.name, entry.fileid);
-        let by_name = by_name.map(|(handle, live)| Found::new(directory, handle, live));
+        // Where `..` leads is checked by its descriptor.
+        let by_name = (entry.name != c"..")
+            .then(|| known.find_by_name(directory.root(), fd, entry.name, entry.fileid))
+            .flatten()
+            .map(|(handle, live)| Found::new(directory, handle, live));
         by_name.or_else(|| find_or_log(directory, fd, entry.name))
     });
     (entry.fileid, object)
@@ -218,6 +221,11 @@ fn find(directory: &Inode, stream: BorrowedFd<'_>, name: &CStr) -> Result<Found,
     let handle = if name == c"." {
         *directory.handle()
     } else if name == c".." {
+        // The parent of a directory that was moved out of the export is not part of it. A caller
+        // who may not search what lies between is shown the name alone.
+        if !root.is_above(fd.as_fd())? {
+            return Err(Status::Stale);
+        }
         root.identify(fd.as_fd())?
     } else {
         root.identify_child(directory.handle(), name, fd.as_fd())?
