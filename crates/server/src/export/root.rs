@@ -275,10 +275,25 @@ impl ExportRoot {
         fd: BorrowedFd<'_>,
     ) -> Result<KernelHandle, Status> {
         let handle = self.identify(fd)?;
+        self.remember(handle, parent, name);
+        Ok(handle)
+    }
+
+    /// Notes that the object with this handle has the name `name` in `parent`.
+    pub(crate) fn remember(&self, handle: KernelHandle, parent: &KernelHandle, name: &CStr) {
         if let Some(places) = &self.places {
             places.remember(handle, *parent, name);
         }
-        Ok(handle)
+    }
+
+    /// Notes that an object was renamed to `name` in `parent`. One that cannot be identified is not
+    /// remembered, and clients look it up again.
+    pub(crate) fn note_renamed(&self, parent: &KernelHandle, name: &CStr, fd: BorrowedFd<'_>) {
+        if !self.opens_by_handle()
+            && let Ok(handle) = self.identify(fd)
+        {
+            self.remember(handle, parent, name);
+        }
     }
 
     /// Forgets where an object was that has lost its last name.

@@ -276,7 +276,7 @@ impl Vfs {
             // applies its rules for hard links to the caller.
             let follow = AtFlags::SYMLINK_FOLLOW;
             rustix::fs::linkat(CWD, proc_path(linked.fd()), directory.fd(), name, follow)?;
-            directory.root().identify_child(directory.handle(), name, linked.fd())?;
+            directory.root().remember(*linked.handle(), directory.handle(), name);
             Ok(())
         };
         let answer = self.change_directory(caller, dir, job).await;
@@ -524,7 +524,7 @@ fn rename_child(
     rustix::fs::renameat(from.fd(), from_name, to.fd(), to_name)?;
     let replaced = target.and_then(|fd| last_link_gone(to, &fd));
     if let Some(moved) = moved {
-        to.root().identify_child(to.handle(), to_name, moved.as_fd())?;
+        to.root().note_renamed(to.handle(), to_name, moved.as_fd());
     }
     Ok(replaced)
 }
