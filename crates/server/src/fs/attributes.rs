@@ -125,7 +125,7 @@ pub(crate) fn attributes_of_linked_or_not(fd: impl AsFd) -> Result<LiveAttribute
 }
 
 /// The attributes of `name` in `directory` and, where the file system keeps it, when the inode was
-/// made; a symbolic link is not followed.
+/// made; a symbolic link is not followed, and nothing is mounted for it (automount).
 ///
 /// # Errors
 /// As `statx`.
@@ -135,7 +135,8 @@ pub(crate) fn attributes_and_birth_at(
 ) -> Result<(LiveAttributes, Option<Timestamp>), Status> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
     let since = CLOCK.now();
-    let stat = statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, wanted)?;
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+    let stat = statx(directory, name, flags, wanted)?;
     Ok((from_statx(&stat, since), birth(&stat)))
 }
 
