@@ -206,7 +206,8 @@ impl ExportRoot {
         if !self.contains(&attributes) {
             return Err(Status::Stale);
         }
-        if attributes.is_directory() && !self.is_above(fd.as_fd())? {
+        // A remembered path leads below the root.
+        if self.opens_by_handle() && attributes.is_directory() && !self.is_above(fd.as_fd())? {
             return Err(Status::Stale);
         }
         Ok((fd, attributes))
@@ -313,31 +314,51 @@ impl ExportRoot {
         self.handles_last
     }
 
-    /// Whether a directory lies below the root, by climbing towards it. The kernel opens handles of
-    /// anything on the file system, also of what was moved out of the exported part of it. To be
-    /// called with the server's own identity, for a caller may have no way through the directories
-    /// between.
+    /// Whether a directory that is open with this handle still lies below the root: by
+    /// [`Self::is_above`], or by its remembered path, which needs no permission to search the
+    /// directory itself. A server without privileges may have let a client take that away.
     ///
     /// # Errors
-    /// `Stale` when the directory was removed.
+    /// `Stale` when the directory was removed; `Access`.
+    pub(crate) fn has_below(
+        &self,
+        handle: &KernelHandle,
+        directory: BorrowedFd<'_>,
+    ) -> Result<bool, Status> {
+        match (self.is_above(directory), &self.places) {
+            (Err(Status::Access), Some(places)) => {
+                let found = self.open_remembered(places, handle)?;
+                found.map(|_| true).ok_or(Status::Access)
+            }
+            (is_above, _) => is_above,
+        }
+    }
+
+    /// Whether a directory lies below the root, by climbing towards it. The kernel opens handles of
+    /// anything on the file system, also of what was moved out of the exported part of it. A caller
+    /// may have no way through the directories between, which the server has.
+    ///
+    /// # Errors
+    /// `Stale` when the directory was removed; `Access`.
     pub(crate) fn is_above(&self, directory: BorrowedFd<'_>) -> Result<bool, Status> {
         let up = PATH_ONLY | OFlags::DIRECTORY;
-        let mut here = openat(directory, c".", up, Mode::empty())?;
+        let (mut opened, mut attributes) = (None::<OwnedFd>, attributes_of(directory)?);
         for _ in 0..DEPTH_MAX {
-            let attributes = attributes_of(&here)?;
             if (attributes.device, attributes.fileid) == (self.device, self.fileid) {
                 return Ok(true);
             }
+            let here = opened.as_ref().map_or(directory, AsFd::as_fd);
             // Of a bind mount of a part of the file system, the kernel does not open what is above
             // it.
-            let parent = match openat(&here, c"..", up, Mode::empty()) {
+            let parent = match openat(here, c"..", up, Mode::empty()) {
                 Err(Errno::NOENT) => return Ok(false),
                 opened => opened?,
             };
-            if attributes_of(&parent)?.fileid == attributes.fileid {
+            let above = attributes_of(&parent)?;
+            if above.fileid == attributes.fileid {
                 return Ok(false);
             }
-            here = parent;
+            (opened, attributes) = (Some(parent), above);
         }
         Ok(false)
     }

@@ -353,7 +353,7 @@ impl Vfs {
         // With the rest of the call, for which another thread would be woken again.
         self.engine.ask_for_metadata_thread().await;
         let directory = Arc::clone(file);
-        let job = move || directory.root().is_above(directory.fd());
+        let job = move || directory.root().has_below(directory.handle(), directory.fd());
         let device = file.root().device();
         match self.open_in_metadata_lane(device, &Identity::Server, job).await {
             Ok(true) => Ok(()),

@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
+use std::time::Duration;
 
 use proto::nfs3::*;
 
@@ -223,6 +224,25 @@ fn a_directory_moved_out_of_the_export_is_stale() {
     std::fs::rename(fixture.path("outside"), fixture.exported("back")).unwrap();
     assert_eq!(client.find(root, "back"), dir);
     assert_eq!(client.find(dir, "e"), inner);
+}
+
+#[test]
+fn a_directory_without_permissions_gets_its_mode_back() {
+    let mut fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let dir = client.mkdir(root, "d");
+    for is_restarted in [false, true] {
+        ok(client.setattr(dir, crate::client::mode(0)));
+        if is_restarted {
+            fixture.restart();
+            client = fixture.client();
+        } else {
+            // Until it is due to be checked that it lies below the export.
+            std::thread::sleep(Duration::from_millis(1100));
+        }
+        assert_eq!(client.getattr(dir).unwrap().mode & 0o7777, 0);
+        ok(client.setattr(dir, crate::client::mode(0o700)));
+    }
 }
 
 #[test]
