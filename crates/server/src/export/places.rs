@@ -14,7 +14,8 @@ use crate::fs::{LiveAttributes, PATH_ONLY, Status, attributes_of};
 /// How deep a directory may lie below its export before it counts as outside of it. Longer than
 /// any path that PATH_MAX (4,096 bytes) allows.
 pub(super) const DEPTH_MAX: usize = 2048;
-/// Objects remembered by path when handles cannot be opened; about 150 bytes each.
+/// Objects remembered by path when handles cannot be opened; about 150 bytes each, 250 with an
+/// earlier name.
 const PLACES_MAX: usize = 1_000_000;
 /// Entries that one search for a victim examines.
 const VICTIM_SEARCH_MAX: usize = 1024;
@@ -39,14 +40,22 @@ struct Table {
 }
 
 struct Place {
-    parent: KernelHandle,
-    name: Box<CStr>,
+    at: Name,
+    /// The name that it was met under before. Good if the object has several, and wrong if another
+    /// program has moved it.
+    earlier: Option<Box<Name>>,
     /// How many of those remembered are in it.
     children: u32,
     /// How often the server has it open.
     open: u32,
     /// Met again, opened or closed since the last search for a victim passed it.
     is_used: bool,
+}
+
+#[derive(PartialEq, Eq)]
+struct Name {
+    parent: KernelHandle,
+    name: Box<CStr>,
 }
 
 /// A directory that a walk has yet to read.
@@ -59,9 +68,23 @@ struct Unread {
 impl Places {
     /// Remembers an object met as `name` in `parent`.
     pub(super) fn remember(&self, handle: KernelHandle, parent: KernelHandle, name: &CStr) {
-        let mut table = self.lock();
-        if table.has_room_for(&handle, PLACES_MAX) || table.evict() {
-            table.insert(handle, parent, name);
+        self.lock().remember(handle, Name { parent, name: name.into() });
+    }
+
+    /// Remembers an object that was renamed, by directories and names.
+    pub(super) fn note_renamed(
+        &self,
+        handle: KernelHandle,
+        from: (KernelHandle, &CStr),
+        to: (KernelHandle, &CStr),
+    ) {
+        let name = |(parent, name): (KernelHandle, &CStr)| Name { parent, name: name.into() };
+        let (mut table, from) = (self.lock(), name(from));
+        let place = table.by_handle.get_mut(&handle).filter(|place| place.at == from);
+        let earlier = place.map(|place| place.earlier.take());
+        table.remember(handle, name(to));
+        if let (Some(earlier), Some(place)) = (earlier, table.by_handle.get_mut(&handle)) {
+            place.earlier = earlier;
         }
     }
 
@@ -69,7 +92,24 @@ impl Places {
     pub(super) fn forget(&self, handle: &KernelHandle) {
         let mut table = self.lock();
         if let Some(place) = table.by_handle.swap_remove(handle) {
-            table.leave(&place.parent);
+            table.leave(&place.at.parent);
+        }
+    }
+
+    /// Forgets a name of an object that has others.
+    pub(super) fn forget_name(&self, handle: &KernelHandle, parent: KernelHandle, name: &CStr) {
+        let mut table = self.lock();
+        let Some(place) = table.by_handle.get_mut(handle) else { return };
+        let gone = Name { parent, name: name.into() };
+        if place.earlier.as_deref() == Some(&gone) {
+            place.earlier = None;
+        } else if place.at == gone
+            && let Some(earlier) = place.earlier.take()
+        {
+            let parent = earlier.parent;
+            place.at = *earlier;
+            table.enter(&parent);
+            table.leave(&gone.parent);
         }
     }
 
@@ -95,11 +135,11 @@ impl Places {
         let mut at = handle;
         while at != root {
             let place = table.by_handle.get(at)?;
-            names.push(place.name.to_bytes());
+            names.push(place.at.name.to_bytes());
             if names.len() > DEPTH_MAX {
                 return None;
             }
-            at = &place.parent;
+            at = &place.at.parent;
         }
         names.reverse();
         CString::new(names.join(&b'/')).ok()
@@ -173,7 +213,7 @@ impl Places {
                     let mut table = self.lock();
                     // What clients have met stays.
                     if table.has_room_for(&known, PLACES_MAX) {
-                        table.insert(known, handle, name);
+                        table.insert(known, Name { parent: handle, name: name.into() });
                     }
                     drop(table);
                     if is_directory {
@@ -198,19 +238,34 @@ impl Table {
         self.by_handle.len() < len_max || self.by_handle.contains_key(handle)
     }
 
-    fn insert(&mut self, handle: KernelHandle, parent: KernelHandle, name: &CStr) {
-        let new = Place { parent, name: name.into(), children: 0, open: 0, is_used: false };
+    fn remember(&mut self, handle: KernelHandle, at: Name) {
+        if self.has_room_for(&handle, PLACES_MAX) || self.evict() {
+            self.insert(handle, at);
+        }
+    }
+
+    fn insert(&mut self, handle: KernelHandle, at: Name) {
+        let parent = at.parent;
         match self.by_handle.entry(handle) {
             Entry::Vacant(vacant) => {
-                vacant.insert(new);
+                vacant.insert(Place { at, earlier: None, children: 0, open: 0, is_used: false });
             }
             Entry::Occupied(mut occupied) => {
-                let Place { children, open, .. } = *occupied.get();
-                let old = occupied.insert(Place { children, open, is_used: true, ..new });
-                self.leave(&old.parent);
+                let place = occupied.get_mut();
+                place.is_used = true;
+                let old_parent = place.at.parent;
+                if place.at != at {
+                    place.earlier = Some(Box::new(std::mem::replace(&mut place.at, at)));
+                }
+                self.leave(&old_parent);
             }
         }
-        if let Some(directory) = self.by_handle.get_mut(&parent) {
+        self.enter(&parent);
+    }
+
+    /// An object is in `parent`.
+    fn enter(&mut self, parent: &KernelHandle) {
+        if let Some(directory) = self.by_handle.get_mut(parent) {
             directory.children += 1;
         }
     }
@@ -239,7 +294,7 @@ impl Table {
         }
         let removed = victim.and_then(|victim| self.by_handle.swap_remove_index(victim));
         if let Some((_, place)) = &removed {
-            self.leave(&place.parent);
+            self.leave(&place.at.parent);
         }
         removed.is_some()
     }
@@ -271,7 +326,7 @@ mod tests {
         let mut table = places.lock();
         let has_room = table.has_room_for(&handle(number), LEN_MAX) || table.evict();
         if has_room {
-            table.insert(handle(number), handle(parent), c"name");
+            table.insert(handle(number), Name { parent: handle(parent), name: c"name".into() });
         }
         assert!(table.by_handle.len() <= LEN_MAX);
         has_room
@@ -315,6 +370,32 @@ mod tests {
         places.note_closed(&handle(3));
         assert!(meet(&places, 9, ROOT));
         assert!(is_known(&places, 1) && !is_known(&places, 3));
+    }
+
+    #[test]
+    fn an_object_that_loses_a_name_is_found_under_the_one_before() {
+        let (places, root) = (Places::default(), handle(ROOT));
+        for (number, parent, name) in [(1, 0, c"d"), (2, 0, c"a"), (2, 1, c"b")] {
+            places.remember(handle(number), handle(parent), name);
+        }
+        let path = || places.path(&handle(2), &root).unwrap();
+        let children = || places.lock().by_handle[&handle(1)].children;
+        assert_eq!((path().as_c_str(), children()), (c"d/b", 1));
+        places.forget_name(&handle(2), handle(1), c"another");
+        assert_eq!(path().as_c_str(), c"d/b");
+        places.forget_name(&handle(2), handle(1), c"b");
+        assert_eq!((path().as_c_str(), children()), (c"a", 0));
+        places.forget_name(&handle(2), root, c"a");
+        assert_eq!(path().as_c_str(), c"a", "no other is known");
+        places.remember(handle(2), handle(1), c"b");
+        places.forget_name(&handle(2), root, c"a");
+        places.forget_name(&handle(2), handle(1), c"b");
+        assert_eq!((path().as_c_str(), children()), (c"d/b", 1), "no other is known");
+        places.remember(handle(2), root, c"a");
+        places.note_renamed(handle(2), (root, c"a"), (root, c"c"));
+        assert_eq!((path().as_c_str(), children()), (c"c", 0));
+        places.forget_name(&handle(2), root, c"c");
+        assert_eq!((path().as_c_str(), children()), (c"d/b", 1), "the name before is c's too");
     }
 
     #[test]

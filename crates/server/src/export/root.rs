@@ -287,13 +287,27 @@ impl ExportRoot {
         }
     }
 
-    /// Notes that an object was renamed to `name` in `parent`. One that cannot be identified is not
-    /// remembered, and clients look it up again.
-    pub(crate) fn note_renamed(&self, parent: &KernelHandle, name: &CStr, fd: BorrowedFd<'_>) {
-        if !self.opens_by_handle()
+    /// Notes that an object was renamed, by directories and names. One that cannot be identified is
+    /// not remembered, and clients look it up again.
+    pub(crate) fn note_renamed(
+        &self,
+        from: (KernelHandle, &CStr),
+        to: (KernelHandle, &CStr),
+        fd: BorrowedFd<'_>,
+    ) {
+        if let Some(places) = &self.places
             && let Ok(handle) = self.identify(fd)
         {
-            self.remember(handle, parent, name);
+            places.note_renamed(handle, from, to);
+        }
+    }
+
+    /// Notes that an object has lost the name `name` in `parent`, and has others.
+    pub(crate) fn forget_name(&self, parent: &KernelHandle, name: &CStr, fd: BorrowedFd<'_>) {
+        if let Some(places) = &self.places
+            && let Ok(handle) = self.identify(fd)
+        {
+            places.forget_name(&handle, *parent, name);
         }
     }
 

@@ -164,7 +164,7 @@ impl Vfs {
             let victim = open_if_there(directory, &name)?;
             let _change = begin_name_change(directory, victim.as_ref(), client)?;
             match rustix::fs::unlinkat(directory.fd(), &name, flags) {
-                Ok(()) => Ok(victim.and_then(|fd| last_link_gone(directory, &fd))),
+                Ok(()) => Ok(victim.and_then(|fd| last_link_gone(directory, &name, &fd))),
                 // POSIX permits EPERM for unlink() of a directory; Linux returns EISDIR, others
                 // differ.
                 Err(Errno::PERM) if is_a_directory(victim.as_ref()) && !is_directory => {
@@ -522,9 +522,10 @@ fn rename_child(
         begin_name_change(from, moved.as_ref(), client)?,
     );
     rustix::fs::renameat(from.fd(), from_name, to.fd(), to_name)?;
-    let replaced = target.and_then(|fd| last_link_gone(to, &fd));
+    let replaced = target.and_then(|fd| last_link_gone(to, to_name, &fd));
     if let Some(moved) = moved {
-        to.root().note_renamed(to.handle(), to_name, moved.as_fd());
+        let (before, after) = ((*from.handle(), from_name), (*to.handle(), to_name));
+        to.root().note_renamed(before, after, moved.as_fd());
     }
     Ok(replaced)
 }
@@ -570,16 +571,18 @@ fn unless_descriptors_lack<T>(result: Result<T, Status>) -> Result<Result<T, Sta
     }
 }
 
-/// The cache key of an object that has lost its last name, so that its blocks are given back now.
-/// Its place is forgotten.
-fn last_link_gone(directory: &Inode, fd: &OwnedFd) -> Option<InodeKey> {
+/// The cache key of an object that has lost its last name, `name`, so that its blocks are given
+/// back now. Its place is forgotten; that of one with other names is another.
+fn last_link_gone(directory: &Inode, name: &CStr, fd: &OwnedFd) -> Option<InodeKey> {
     let attributes = super::attributes_of_linked_or_not(fd).ok()?;
+    let root = directory.root();
     if attributes.nlink > 0 {
+        root.forget_name(directory.handle(), name, fd.as_fd());
         return None;
     }
-    let handle = directory.root().identify(fd.as_fd()).ok()?;
-    directory.root().forget_child(&handle);
-    Some(InodeKey::new(directory.root(), handle))
+    let handle = root.identify(fd.as_fd()).ok()?;
+    root.forget_child(&handle);
+    Some(InodeKey::new(root, handle))
 }
 
 fn is_a_directory(fd: Option<&OwnedFd>) -> bool {

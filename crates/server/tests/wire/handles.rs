@@ -227,6 +227,32 @@ fn a_directory_moved_out_of_the_export_is_stale() {
 }
 
 #[test]
+fn a_file_that_loses_one_of_its_names_keeps_its_handle() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    // Without privileges: the one walk over the export is over before the files are there.
+    let gone = client.create(root, "gone");
+    ok(client.remove(root, b"gone"));
+    assert_eq!(client.getattr(gone), Err(Status::Stale));
+    let mut linked = |name: &str, second: &[u8]| {
+        let file = client.create(root, name);
+        ok(client.link(file, root, second));
+        file
+    };
+    let (removed, replaced) = (linked("a", b"b"), linked("c", b"d"));
+    let renamed = linked("e", b"f");
+    ok(client.remove(root, b"b"));
+    ok(client.rename((root, b"f"), (root, b"d")));
+    ok(client.remove(root, b"d"));
+    // Given up unused, and to be opened by its handle.
+    let is_open = |name| is_open_below(&fixture.exported(name));
+    assert!(eventually(|| !["a", "c", "e"].into_iter().any(is_open)));
+    for file in [removed, replaced, renamed] {
+        client.getattr(file).unwrap();
+    }
+}
+
+#[test]
 fn a_directory_without_permissions_gets_its_mode_back() {
     let mut fixture = Fixture::new();
     let (mut client, root) = fixture.mounted();
