@@ -286,8 +286,12 @@ impl<'a> Compound<'a> {
     }
 
     /// A hash that distinguishes a call from another with the same slot and sequence number. A
-    /// client that makes two calls of one hash harms itself alone.
-    pub(super) fn digest(&self) -> u64 {
+    /// client that makes two calls of one hash harms itself alone. `sequence_end` is where the
+    /// arguments of SEQUENCE end.
+    ///
+    /// `sa_highest_slotid`, their last word but one, is left out: Linux encodes a retry anew, with
+    /// the highest slot that is in use by then.
+    pub(super) fn digest(&self, sequence_end: usize) -> u64 {
         let mut hasher = FxHasher::default();
         match &self.call.credential {
             Credential::None => hasher.write_u8(0),
@@ -298,7 +302,9 @@ impl<'a> Compound<'a> {
             }
             Credential::Other { flavor } => hasher.write_u32(*flavor),
         }
-        hasher.write(self.call.arguments());
+        let arguments = self.call.arguments();
+        hasher.write(&arguments[..sequence_end - 8]);
+        hasher.write(&arguments[sequence_end - 4..]);
         hasher.finish()
     }
 

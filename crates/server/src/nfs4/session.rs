@@ -42,8 +42,8 @@ impl Compound<'_> {
         }
         let SequenceArgs { sequence, slot, highest_slot, cache_this, .. } = args;
         let call = Sequence { slot, sequence, highest_slot, cache_this };
-        let connection = self.peer.connection;
-        let running = match session.begin(&call, self.digest(), connection, service.now())? {
+        let (digest, connection) = (self.digest(reader.position()), self.peer.connection);
+        let running = match session.begin(&call, digest, connection, service.now())? {
             Begin::Run(running) => running,
             Begin::Replay(body) => return Ok(Sequenced::Replay(body)),
             Begin::Duplicate => return Ok(Sequenced::Duplicate),

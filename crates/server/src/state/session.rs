@@ -101,7 +101,7 @@ impl Session {
 
     /// SEQUENCE, RFC 8881 §18.46: decides on a call. One that runs or is replayed renews the
     /// client's lease. `digest` is a hash of the credential and the arguments without the data of
-    /// WRITE: a slot's number with another digest is another call.
+    /// WRITE and the highest slot: a slot's number with another digest is another call.
     ///
     /// # Errors
     /// `Badsession`, and those of slots: `Badslot`, `BadHighSlot`, `SeqMisordered`,

@@ -80,9 +80,9 @@ impl Slots {
         self.slots_max
     }
 
-    /// Decides on a call by its slot and sequence number. `digest` is that of its credential and
-    /// arguments; `room` takes room for a reply, and is called before a call whose reply must be
-    /// kept.
+    /// Decides on a call by its slot and sequence number. `digest` is that of its credential and of
+    /// its arguments but the highest slot; `room` takes room for a reply, and is called before a
+    /// call whose reply must be kept.
     ///
     /// # Errors
     /// `Badslot`, `BadHighSlot`, `SeqMisordered`; `SeqFalseRetry` for other arguments under a used

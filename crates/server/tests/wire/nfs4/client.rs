@@ -256,7 +256,8 @@ impl Session {
 
     /// Sends a COMPOUND on a slot that was not used before, and does not wait for the reply.
     pub(crate) fn send_on(&mut self, slot: u32, operations: &Operations) {
-        let call = self.on_slot(SlotId(slot), 1, operations).arguments(self.minor_version);
+        let call = self.on_slot(SlotId(slot), 1, SlotId(slot), operations);
+        let call = call.arguments(self.minor_version);
         let xid = self.client.xid();
         let call = self.client.encode(xid, (PROGRAM, VERSION, Procedure::Compound.code()), &call);
         self.client.send_record(&call);
@@ -264,15 +265,30 @@ impl Session {
 
     /// SEQUENCE on slot 0, in front of `operations`.
     pub(crate) fn sequenced(&self, operations: &Operations) -> Operations {
-        self.on_slot(SlotId(0), self.sequence, operations)
+        self.sequenced_below(SlotId(0), operations)
     }
 
-    fn on_slot(&self, slot: SlotId, sequence: u32, operations: &Operations) -> Operations {
+    /// As [`Self::sequenced`], while slots up to `highest_slot` are in use.
+    pub(crate) fn sequenced_below(
+        &self,
+        highest_slot: SlotId,
+        operations: &Operations,
+    ) -> Operations {
+        self.on_slot(SlotId(0), self.sequence, highest_slot, operations)
+    }
+
+    fn on_slot(
+        &self,
+        slot: SlotId,
+        sequence: u32,
+        highest_slot: SlotId,
+        operations: &Operations,
+    ) -> Operations {
         let sequence = SequenceArgs {
             session: self.id,
             sequence: SequenceId(sequence),
             slot,
-            highest_slot: slot,
+            highest_slot,
             cache_this: self.cache_this,
         };
         let first = Operations::new().op(OperationCode::Sequence, &sequence);

@@ -157,6 +157,25 @@ fn a_retry_gets_the_reply_that_was_kept() {
     assert_eq!(results.next::<()>(OperationCode::Sequence), Err(Status::SeqFalseRetry));
 }
 
+/// Linux encodes a retry anew, with the highest slot that is in use by then.
+#[test]
+fn a_retry_is_the_same_call_whatever_slots_are_in_use() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let export = session.export();
+    session.cache_this = true;
+    session.sequence += 1;
+    std::fs::write(fixture.exported("gone"), b"x").unwrap();
+    let args = NameArgs { name: b"gone" };
+    let remove = Operations::new().at(export).op(OperationCode::Remove, &args);
+    let call = session.sequenced(&remove);
+    let first = compound(&mut session.client, 1, &call);
+    assert_eq!(first.status, Ok(()));
+    let retry = session.sequenced_below(SlotId(1), &remove);
+    assert_eq!(compound(&mut session.client, 1, &retry), first);
+    assert_eq!(compound(&mut fixture.client(), 1, &retry), first, "over another connection");
+}
+
 #[test]
 fn slots_refuse_numbers_out_of_order() {
     let fixture = Fixture::with(ALL_VERSIONS);
