@@ -9,7 +9,7 @@ use proto::xdr::Array;
 
 use super::compound::Compound;
 use super::resolved_handle::{Located, Pseudo, ResolvedHandle};
-use super::{Outcome, convert};
+use super::{Outcome, Refused, convert};
 use crate::fs;
 use crate::vfs::NodeKind;
 
@@ -31,16 +31,18 @@ impl Compound<'_> {
     /// What has a name in the current directory.
     async fn find(&self, name: &[u8]) -> Outcome<ResolvedHandle> {
         check_name(name)?;
-        match self.current_handle()? {
-            ResolvedHandle::Pseudo(pseudo) => self.find_above(pseudo, name),
-            ResolvedHandle::Object(located) => {
-                if located.is_root()
-                    && let Some(pseudo) = self.pseudo_of(located)
-                    && let Some(place) = pseudo.exports.pseudo_root.child(pseudo.place, name)
-                    && pseudo.exports.pseudo_root.node(place).export.is_some()
-                {
-                    return self.enter(pseudo.at(place));
+        let directory = self.current_handle()?;
+        if let Some(found) = self.find_mounted(directory, name)? {
+            return Ok(found);
+        }
+        match directory {
+            ResolvedHandle::Pseudo(pseudo) => {
+                if let Some(hidden) = pseudo.child(name) {
+                    self.log_refused(&hidden, Status::Noent);
                 }
+                Err(Status::Noent.into())
+            }
+            ResolvedHandle::Object(located) => {
                 let Located { caller, object } = located;
                 let answer = self.request.service.vfs.lookup(caller, object, name).await;
                 match answer.result {
@@ -51,18 +53,48 @@ impl Compound<'_> {
         }
     }
 
-    fn find_above(&self, pseudo: &Pseudo, name: &[u8]) -> Outcome<ResolvedHandle> {
-        let child = pseudo.exports.pseudo_root.child(pseudo.place, name);
-        let child = pseudo.at(child.ok_or(Status::Noent)?);
-        if self.is_visible(&child) {
-            return self.enter(child);
+    /// What LOOKUP finds in place of a directory's own entry: in a directory above the exports all
+    /// that the client may see, in the root of an export those that are named one component below
+    /// it.
+    ///
+    /// # Errors
+    /// `Access` for an export below another one that does not admit the peer.
+    fn find_mounted(
+        &self,
+        directory: &ResolvedHandle,
+        name: &[u8],
+    ) -> Outcome<Option<ResolvedHandle>> {
+        let child = match directory {
+            ResolvedHandle::Pseudo(pseudo) => {
+                pseudo.child(name).filter(|child| self.is_visible(child))
+            }
+            ResolvedHandle::Object(located) => {
+                let pseudo = located.is_root().then(|| self.pseudo_of(located)).flatten();
+                let child = pseudo.and_then(|pseudo| pseudo.child(name));
+                child.filter(|child| child.node().export.is_some())
+            }
+        };
+        child.map(|child| self.enter(child)).transpose()
+    }
+
+    /// Refuses a name for which LOOKUP does not find the directory's own entry.
+    ///
+    /// # Errors
+    /// `otherwise`; those of [`Self::find_mounted`].
+    pub(super) fn refuse_mounted(
+        &self,
+        directory: &ResolvedHandle,
+        name: &[u8],
+        otherwise: Status,
+    ) -> Outcome<()> {
+        match self.find_mounted(directory, name)? {
+            Some(_) => Err(otherwise.into()),
+            None => Ok(()),
         }
-        self.log_refused(&child, Status::Noent);
-        Err(Status::Noent.into())
     }
 
     /// A symbolic link where a directory is needed has a status of its own (RFC 8881 §15.1.2.8).
-    async fn not_a_directory(&self, located: &Located, status: fs::Status) -> super::Refused {
+    async fn not_a_directory(&self, located: &Located, status: fs::Status) -> Refused {
         if status == fs::Status::NotDirectory {
             let attributes = self.request.service.vfs.getattr(&located.object).await;
             let is_link =
@@ -140,6 +172,7 @@ impl Compound<'_> {
 
     /// CREATE, RFC 8881 §18.4.
     pub(super) async fn create(&mut self, args: CreateArgs<'_>) -> Outcome<CreateOk> {
+        self.refuse_mounted(self.current_handle()?, args.name, Status::Exist)?;
         let located = self.object_or(Status::Rofs)?;
         check_name(args.name)?;
         let kind = match args.kind {
@@ -223,7 +256,7 @@ impl Compound<'_> {
 }
 
 /// READLINK of what is no symbolic link (RFC 8881 §18.24.4).
-fn wrong_type(status: fs::Status) -> super::Refused {
+fn wrong_type(status: fs::Status) -> Refused {
     match status {
         fs::Status::Invalid => Status::WrongType.into(),
         status => status.into(),

@@ -110,8 +110,7 @@ impl<'a> Compound<'a> {
     async fn target(&self, args: &OpenArgs<'_>) -> Outcome<Target<'a>> {
         match (&args.claim, &args.how) {
             (OpenClaim::Null(name), how) => {
-                let directory = self.object_or(directory_only(how))?;
-                check_name(name)?;
+                let directory = self.directory_of(name, how)?;
                 match how {
                     OpenHow::NoCreate => self.existing(&directory, name).await,
                     OpenHow::Unchecked(raw) => {
@@ -126,9 +125,8 @@ impl<'a> Compound<'a> {
                     }
                 }
             }
-            (OpenClaim::DelegateCurrent(_, name), OpenHow::NoCreate) => {
-                let directory = self.object_or(Status::Noent)?;
-                check_name(name)?;
+            (OpenClaim::DelegateCurrent(_, name), how @ OpenHow::NoCreate) => {
+                let directory = self.directory_of(name, how)?;
                 self.existing(&directory, name).await
             }
             (
@@ -152,6 +150,23 @@ impl<'a> Compound<'a> {
                 Err(Status::Notsupp.into())
             }
         }
+    }
+
+    /// The directory that a file is opened in by its name.
+    ///
+    /// # Errors
+    /// `Isdir` or `Exist` for a name that LOOKUP finds an export or a directory above others by;
+    /// `Noent` or `Rofs` for another name in a directory above the exports.
+    fn directory_of(&self, name: &[u8], how: &OpenHow<'_>) -> Outcome<Located> {
+        let (mounted, above) = match how {
+            OpenHow::NoCreate => (Status::Isdir, Status::Noent),
+            OpenHow::Unchecked(_) => (Status::Isdir, Status::Rofs),
+            OpenHow::Guarded(_) | OpenHow::Exclusive { .. } => (Status::Exist, Status::Rofs),
+        };
+        self.refuse_mounted(self.current_handle()?, name, mounted)?;
+        let directory = self.object_or(above)?;
+        check_name(name)?;
+        Ok(directory)
     }
 
     /// Takes room for an open by an owner.
@@ -334,11 +349,6 @@ fn share(access: u32, deny: u32) -> Outcome<(ShareAccess, ShareDeny)> {
 fn found<'a>(located: Located) -> Target<'a> {
     let (change, room) = (ChangeInfo::default(), None);
     Target { room, located, change, attributes_set: Bitmap::EMPTY, is_new: false, cuts: false }
-}
-
-/// The status of an OPEN by name in a directory above the exports.
-fn directory_only(how: &OpenHow<'_>) -> Status {
-    if *how == OpenHow::NoCreate { Status::Noent } else { Status::Rofs }
 }
 
 /// Only regular files are opened.

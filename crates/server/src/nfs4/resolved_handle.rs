@@ -29,6 +29,11 @@ impl Pseudo {
         self.exports.pseudo_root.node(self.place)
     }
 
+    /// What has a name in it, whether the client may see it or not.
+    pub(super) fn child(&self, name: &[u8]) -> Option<Self> {
+        self.exports.pseudo_root.child(self.place, name).map(|place| self.at(place))
+    }
+
     /// Another directory of the same generation.
     pub(super) fn at(&self, place: usize) -> Self {
         Self { exports: Arc::clone(&self.exports), place }

@@ -3,7 +3,7 @@
 use proto::nfs4::*;
 use proto::xdr::Decode;
 
-use super::client::{ALL_VERSIONS, Operations, Session, exchange_id};
+use super::client::{ALL_VERSIONS, Operations, Session, exchange_id, open_args};
 use crate::fixture::Fixture;
 
 const SEVERAL: &str = r#"
@@ -200,6 +200,49 @@ fn a_listing_shows_exports_as_lookup_finds_them() {
     assert_eq!(all, ["deep", "inner", "one", "other", "srv", "two"]);
 }
 
+/// The statuses of OPEN in all four ways, and of CREATE of a directory, by a name.
+fn statuses(session: &mut Session, at: &Operations, name: &[u8]) -> [Reply<()>; 5] {
+    let raw = RawAttributes { bitmap: Bitmap::EMPTY, values: &[] };
+    let exclusive = OpenHow::Exclusive { verifier: Verifier([1; 8]), attributes: None };
+    let ways = [OpenHow::NoCreate, OpenHow::Unchecked(raw), OpenHow::Guarded(raw), exclusive];
+    let [no_create, unchecked, guarded, exclusive] = ways.map(|how| {
+        let args = open_args(ShareAccess::Read, how, OpenClaim::Null(name));
+        session.call(&at.clone().op(OperationCode::Open, &args)).status
+    });
+    let args = CreateArgs { kind: CreateKind::Directory, name, attributes: raw };
+    let create = session.call(&at.clone().op(OperationCode::Create, &args)).status;
+    [no_create, unchecked, guarded, exclusive, create]
+}
+
+/// A client that opens a name before it looks it up keeps in mind what does not exist.
+#[test]
+fn open_and_create_find_what_lookup_finds() {
+    let nested = format!(
+        "{SEVERAL}\n[[export]]\npath = \"$DIR/two\"\nname = \"/srv/one/inner\"\n\
+         squash = \"none\"\n"
+    );
+    let fixture = Fixture::prepared(&nested, |dir| {
+        for name in ["two", "hidden"] {
+            std::fs::create_dir(dir.join(name)).unwrap();
+        }
+    });
+    let mut session = Session::new(&fixture);
+    let root = Operations::new().root();
+    let srv = root.clone().lookup(b"srv");
+    let one = srv.clone().lookup(b"one");
+    let (isdir, exist) = (Err(Status::Isdir), Err(Status::Exist));
+    for (at, name) in [(&root, &b"srv"[..]), (&srv, b"deep"), (&srv, b"one"), (&one, b"inner")] {
+        let found = statuses(&mut session, at, name);
+        assert_eq!(found, [isdir, isdir, exist, exist, exist], "{}", name.escape_ascii());
+    }
+    assert!(!fixture.exported("inner").exists());
+    let (noent, rofs) = (Err(Status::Noent), Err(Status::Rofs));
+    for name in [&b"hidden"[..], b"missing"] {
+        let found = statuses(&mut session, &root, name);
+        assert_eq!(found, [noent, rofs, rofs, rofs, rofs], "{}", name.escape_ascii());
+    }
+}
+
 #[test]
 fn a_listing_does_not_show_an_export_that_refuses_the_client() {
     let nested = format!(
@@ -215,7 +258,8 @@ fn a_listing_does_not_show_an_export_that_refuses_the_client() {
     let one = Operations::new().root().lookup(b"srv").lookup(b"one");
     let names: Vec<_> = listed(&mut session, &one).into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, [b"other"]);
-    assert_eq!(session.call(&one.lookup(b"inner")).status, Err(Status::Access));
+    assert_eq!(session.call(&one.clone().lookup(b"inner")).status, Err(Status::Access));
+    assert_eq!(statuses(&mut session, &one, b"inner"), [Err(Status::Access); 5]);
 }
 
 /// In version 4 a client would keep what it has open, whatever owner and mode are by then.
