@@ -79,7 +79,7 @@ figures! {
     Nfs4Opens => "nfs4_opens" Gauge,
     /// Lock states and locked ranges of version 4.
     Nfs4Locks => "nfs4_locks" Gauge,
-    /// Delegations of version 4, also revoked ones that their clients have not freed.
+    /// Delegations of version 4, also revoked ones that are still known.
     Nfs4Delegations => "nfs4_delegations" Gauge,
     /// Delegations that were given.
     Nfs4DelegationsGranted => "nfs4_delegations_granted" Counter,

@@ -50,8 +50,7 @@ impl State {
 
     /// Whether a delegation is there, not revoked.
     pub(crate) fn has_delegation(&self, id: DelegationId) -> bool {
-        let table = self.lock();
-        table.delegations.get(id).is_some_and(|found| found.phase != Phase::Revoked)
+        self.lock().delegations.get(id).is_some()
     }
 
     /// DELEGRETURN, RFC 8881 §18.6.
@@ -125,8 +124,8 @@ impl State {
         !left.is_empty()
     }
 
-    /// Sends the recalls that are due, and revokes what was not returned in time. To be called
-    /// about once a second.
+    /// Sends the recalls that are due, revokes what was not returned in time, and forgets what was
+    /// revoked long ago. To be called about once a second.
     pub(super) fn attend_recalls(&self, table: &mut Table, step: &mut Step) {
         for id in table.delegations.recalled() {
             // An expired client that was forgotten in this loop has none left.
@@ -143,6 +142,9 @@ impl State {
             }
         }
         table.delegations.end_hold_offs(step.now);
+        for client in table.delegations.revoked.expire(step.now) {
+            Self::show_revoked_delegations(table, client);
+        }
     }
 
     pub(super) fn delegation_stateid(&self, id: DelegationId) -> Stateid {
@@ -166,13 +168,11 @@ impl State {
         table: &mut Table,
         client: ClientId,
         stateid: &Stateid,
-        step: &mut Step,
     ) -> Option<Result<(), Status>> {
         Some(match self.delegation(table, client, stateid)? {
             Ok(_) => Err(Status::LocksHeld),
             Err(Status::DelegRevoked) => {
-                let id = DelegationId(self.number(stateid).ok()?);
-                table.delegations.remove(id, step);
+                table.delegations.revoked.free(client, self.number(stateid).ok()?);
                 Self::show_revoked_delegations(table, client);
                 Ok(())
             }
@@ -214,14 +214,14 @@ impl State {
         client: ClientId,
         stateid: &Stateid,
     ) -> Option<Result<DelegationId, Status>> {
-        let id = DelegationId(self.number(stateid).ok()?);
+        let number = self.number(stateid).ok()?;
+        let (id, was_given) = (DelegationId(number), stateid.seqid <= SEQID);
+        if was_given && table.delegations.revoked.contains(client, number) {
+            return Some(Err(Status::DelegRevoked));
+        }
         let delegation = table.delegations.get(id)?;
-        let is_known = delegation.client == client && stateid.seqid <= SEQID;
-        Some(match (is_known, delegation.phase) {
-            (false, _) => Err(Status::BadStateid),
-            (true, Phase::Revoked) => Err(Status::DelegRevoked),
-            (true, Phase::Held | Phase::Recalled { .. }) => Ok(id),
-        })
+        let is_known = delegation.client == client && was_given;
+        Some(if is_known { Ok(id) } else { Err(Status::BadStateid) })
     }
 
     pub(crate) fn delegation_totals(&self) -> DelegationTotals {
@@ -231,7 +231,7 @@ impl State {
     /// Has SEQUENCE report whether the client has to free revoked delegations.
     fn show_revoked_delegations(table: &Table, client: ClientId) {
         if let Some(known) = table.clients.get(client) {
-            let has_revoked = table.delegations.has_revoked(client);
+            let has_revoked = table.delegations.revoked.has_any(client);
             known.lease.show(SEQ4_STATUS_RECALLABLE_STATE_REVOKED, has_revoked);
         }
     }

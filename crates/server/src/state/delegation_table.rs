@@ -3,7 +3,7 @@
 //!
 //! A delegation is held, then recalled when something conflicts with it, and revoked when the
 //! client does not return it in time. A recall is repeated until then, so that it does not matter
-//! which connection loses it. What is revoked stays known until the client has freed it.
+//! which connection loses it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -11,6 +11,7 @@ use std::time::Duration;
 use proto::nfs4::{ClientId, FileHandle, Stateid};
 
 use super::backchannel::Recall;
+use super::revoked::Revoked;
 use super::{DelegationId, Effect, ExportId, FileId, Step};
 
 /// A delegation to be given.
@@ -50,14 +51,16 @@ pub(crate) struct DelegationTotals {
 }
 
 /// All delegations.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Delegations {
+    /// Those that are held or recalled.
     by_id: BTreeMap<DelegationId, Delegation>,
-    /// Those that are not revoked.
     by_file: HashMap<FileId, BTreeSet<DelegationId>>,
     by_client: HashMap<ClientId, BTreeSet<DelegationId>>,
     /// The recalled ones.
     recalled: BTreeSet<DelegationId>,
+    /// Those that were taken away from their clients.
+    pub(super) revoked: Revoked,
     /// Until when a file is not delegated again, because it was recalled.
     held_off: HashMap<FileId, Duration>,
     totals: DelegationTotals,
@@ -81,10 +84,22 @@ pub(super) enum Phase {
         ends_at: Duration,
         sent_at: Option<Duration>,
     },
-    Revoked,
 }
 
 impl Delegations {
+    /// None. As many as there may be can be revoked.
+    pub(super) fn new(delegations_max: usize) -> Self {
+        Self {
+            by_id: BTreeMap::new(),
+            by_file: HashMap::new(),
+            by_client: HashMap::new(),
+            recalled: BTreeSet::new(),
+            revoked: Revoked::new(delegations_max),
+            held_off: HashMap::new(),
+            totals: DelegationTotals::default(),
+        }
+    }
+
     pub(super) fn get(&self, id: DelegationId) -> Option<&Delegation> {
         self.by_id.get(&id)
     }
@@ -114,18 +129,18 @@ impl Delegations {
 
     /// All that the server keeps in mind, revoked ones too.
     pub(super) fn len(&self) -> usize {
-        self.by_id.len()
+        self.by_id.len() + self.revoked.len()
     }
 
     /// The same of a client.
     pub(super) fn of_client(&self, client: ClientId) -> usize {
-        self.by_client.get(&client).map_or(0, BTreeSet::len)
+        self.by_client.get(&client).map_or(0, BTreeSet::len) + self.revoked.of_client(client)
     }
 
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         let is_unused = self.by_file.is_empty() && self.by_client.is_empty();
-        self.by_id.is_empty() && is_unused && self.recalled.is_empty()
+        self.len() == 0 && is_unused && self.recalled.is_empty()
     }
 
     pub(super) fn totals(&self) -> DelegationTotals {
@@ -142,16 +157,7 @@ impl Delegations {
 
     /// Whether a client holds one that is not revoked.
     pub(super) fn has_live(&self, client: ClientId) -> bool {
-        self.phases_of(client).any(|phase| phase != Phase::Revoked)
-    }
-
-    pub(super) fn has_revoked(&self, client: ClientId) -> bool {
-        self.phases_of(client).any(|phase| phase == Phase::Revoked)
-    }
-
-    fn phases_of(&self, client: ClientId) -> impl Iterator<Item = Phase> {
-        let own = self.by_client.get(&client).into_iter().flatten();
-        own.map(|id| self.by_id[id].phase)
+        self.by_client.contains_key(&client)
     }
 
     pub(super) fn add(&mut self, id: DelegationId, call: &Delegate) {
@@ -163,43 +169,36 @@ impl Delegations {
         self.totals.granted += 1;
     }
 
-    /// Ends a delegation that is not revoked: nothing conflicts with it any more.
-    fn end(&mut self, id: DelegationId, step: &mut Step) {
-        let file = self.by_id[&id].file;
+    /// Takes a delegation away that was not returned in time. Its client learns of it by SEQUENCE.
+    pub(super) fn revoke(&mut self, id: DelegationId, step: &mut Step) {
+        let client = self.by_id[&id].client;
+        self.remove(id, step);
+        self.revoked.add(client, id.0, step.now);
+        self.totals.revoked += 1;
+    }
+
+    /// Removes a delegation that is not revoked: nothing conflicts with it any more.
+    pub(super) fn remove(&mut self, id: DelegationId, step: &mut Step) {
+        let Delegation { client, file, .. } = self.by_id.remove(&id).expect("it is known");
         self.recalled.remove(&id);
         let of_file = self.by_file.get_mut(&file).expect("the file has this one");
         of_file.remove(&id);
         if of_file.is_empty() {
             self.by_file.remove(&file);
         }
-        step.effects.push(Effect::EndDelegation { file, delegation: id });
-    }
-
-    /// Takes a delegation away that was not returned in time. Its client learns of it by SEQUENCE.
-    pub(super) fn revoke(&mut self, id: DelegationId, step: &mut Step) {
-        self.end(id, step);
-        self.by_id.get_mut(&id).expect("it has ended, and is still known").phase = Phase::Revoked;
-        self.totals.revoked += 1;
-    }
-
-    /// Removes a delegation.
-    pub(super) fn remove(&mut self, id: DelegationId, step: &mut Step) {
-        let Delegation { client, phase, .. } = self.by_id[&id];
-        if phase != Phase::Revoked {
-            self.end(id, step);
-        }
-        self.by_id.remove(&id);
         let of_client = self.by_client.get_mut(&client).expect("the client has this one");
         of_client.remove(&id);
         if of_client.is_empty() {
             self.by_client.remove(&client);
         }
+        step.effects.push(Effect::EndDelegation { file, delegation: id });
     }
 
-    /// Removes all that a client holds.
+    /// Removes all of a client, revoked ones too.
     pub(super) fn remove_client(&mut self, client: ClientId, step: &mut Step) {
         let ids = self.by_client.get(&client).cloned().unwrap_or_default();
         ids.into_iter().for_each(|id| self.remove(id, step));
+        self.revoked.forget_client(client);
     }
 
     /// Removes all of a file in an export. Returns them, with their clients.
@@ -226,7 +225,6 @@ impl Delegations {
                 self.totals.recalled += 1;
             }
             Phase::Recalled { ends_at: earlier, .. } => *earlier = ends_at.min(*earlier),
-            Phase::Revoked => {}
         }
         let file = delegation.file;
         if self.held_off.len() < HELD_OFF_MAX || self.held_off.contains_key(&file) {

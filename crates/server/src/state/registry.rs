@@ -16,7 +16,7 @@ use super::delegation_table::Delegations;
 use super::files::Files;
 use super::grace::Grace;
 use super::replies::ReplyBudget;
-use super::revoked::Revoked;
+use super::revoked::{REVOKED_MAX, Revoked};
 use super::session::Session;
 use super::{ClientRecord, ConnectionId, Effect, Limits, Principal, RecordChange, Step};
 
@@ -39,6 +39,7 @@ pub(crate) struct State {
 pub(super) struct Table {
     pub(super) clients: Clients,
     pub(super) files: Files,
+    /// Of exports that are not served any more.
     pub(super) revoked: Revoked,
     pub(super) delegations: Delegations,
     pub(super) grace: Grace,
@@ -83,8 +84,8 @@ impl State {
         let table = Table {
             clients: Clients::new(epoch, Arc::clone(&replies)),
             files: Files::default(),
-            revoked: Revoked::default(),
-            delegations: Delegations::default(),
+            revoked: Revoked::new(REVOKED_MAX),
+            delegations: Delegations::new(limits.delegations_max),
             grace: Grace::new(recorded, now, limits.grace),
             records: BTreeMap::new(),
             sessions_made: 0,
@@ -409,7 +410,7 @@ impl Table {
         self.records.insert(Arc::clone(change.owner()), change);
     }
 
-    /// Reports whether a client has revoked state to free.
+    /// Reports whether a client has revoked state of exports to free.
     pub(super) fn show_revoked(&self, id: ClientId) {
         if let Some(client) = self.clients.get(id) {
             let has_any = self.revoked.has_any(id);

@@ -1,5 +1,6 @@
-//! Opens and lock states that were ended without their clients: a reload has taken their export
-//! away. Their stateids stay known until the clients have freed them (RFC 8881 §8.5).
+//! States that were ended without their clients: opens and lock states of an export that a reload
+//! has taken away, and delegations that were not returned. Their stateids stay known until the
+//! clients have freed them (RFC 8881 §8.5).
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -7,16 +8,32 @@ use std::time::Duration;
 use proto::nfs4::ClientId;
 
 /// The numbers of revoked states, by client, with the times at which they were revoked.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Revoked {
     clients: HashMap<ClientId, BTreeMap<u64, Duration>>,
     count: usize,
+    /// States that stay known. The stateids of others are bad at once.
+    states_max: usize,
 }
 
 impl Revoked {
+    pub(super) fn new(states_max: usize) -> Self {
+        Self { clients: HashMap::new(), count: 0, states_max }
+    }
+
+    /// Those of all clients.
+    pub(super) fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Those of this client.
+    pub(super) fn of_client(&self, client: ClientId) -> usize {
+        self.clients.get(&client).map_or(0, BTreeMap::len)
+    }
+
     /// Adds a state, unless there are too many.
     pub(super) fn add(&mut self, client: ClientId, number: u64, now: Duration) {
-        if self.count < REVOKED_MAX {
+        if self.count < self.states_max {
             let old = self.clients.entry(client).or_default().insert(number, now);
             assert_eq!(old, None, "a state ends once");
             self.count += 1;
@@ -66,8 +83,9 @@ impl Revoked {
     }
 }
 
-/// States that stay known, about 64 bytes each. The stateids of others are bad at once.
+/// Opens, lock states and delegations of exports that stay known, about 64 bytes each.
 pub(super) const REVOKED_MAX: usize = 1 << 14;
-/// How long they stay known. Linux does not free what it closes while the filehandle is stale, and
-/// looks for revoked states after each call until all are freed.
+/// How long they stay known. Linux frees neither what it closes while the filehandle is stale nor a
+/// delegation that it does not know, and looks for revoked states after each call until all are
+/// freed.
 const LIFETIME: Duration = Duration::from_secs(180);

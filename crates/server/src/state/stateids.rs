@@ -37,7 +37,7 @@ impl State {
             table.show_revoked(client);
             return Ok(());
         }
-        if let Some(freed) = self.free_delegation(&mut table, client, stateid, step) {
+        if let Some(freed) = self.free_delegation(&mut table, client, stateid) {
             return freed;
         }
         match self.key(&table, client, stateid)? {

@@ -114,6 +114,24 @@ fn a_recall_is_repeated_until_the_delegation_is_revoked() {
     assert_eq!(bed.state.counts().delegations, 0);
 }
 
+/// Linux does not free a delegation that it does not know.
+#[test]
+fn a_revoked_delegation_that_is_not_freed_is_forgotten() {
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let (holder, session, held) = bed.delegated(b"holder");
+    bed.state.recall(FILE, false, &mut bed.step);
+    let mut pass = |secs| {
+        bed.step.now += Duration::from_secs(secs);
+        assert!(session.lease.renew(bed.step.now));
+        bed.state.expire(&mut bed.step);
+        let is_shown = session.lease.status() & SEQ4_STATUS_RECALLABLE_STATE_REVOKED != 0;
+        (is_shown, bed.state.test_stateid(holder, &held), bed.state.counts().delegations)
+    };
+    assert_eq!(pass(90), (true, Err(Status::DelegRevoked), 1));
+    assert_eq!(pass(180), (true, Err(Status::DelegRevoked), 1));
+    assert_eq!(pass(1), (false, Err(Status::BadStateid), 0));
+}
+
 #[test]
 fn a_local_program_waits_less_long_than_a_client() {
     let mut bed = Bed::new(Limits::default(), Vec::new());

@@ -160,8 +160,8 @@ struct Model {
     unconfirmed: Vec<ModelGrant>,
     /// By client and file.
     delegations: BTreeMap<(usize, u64), ModelDelegation>,
-    /// By client: revoked, and not freed.
-    revoked: Vec<(usize, Stateid)>,
+    /// By client: revoked, and not freed, with the times at which they were.
+    revoked: Vec<(usize, Stateid, u64)>,
     /// Until when a file is not delegated again.
     held_off: BTreeMap<u64, u64>,
     /// Delegations that pin their file.
@@ -229,7 +229,7 @@ impl Model {
         self.opens.retain(|key, _| key.0 != client);
         self.locks.retain(|key, _| key.0 != client);
         self.delegations.retain(|key, _| key.0 != client);
-        self.revoked.retain(|(holder, _)| *holder != client);
+        self.revoked.retain(|(holder, ..)| *holder != client);
     }
 
     /// The client renews its lease, or boots if the server has forgotten it.

@@ -4,6 +4,8 @@ use super::*;
 
 /// How long a file is not delegated again after a recall.
 const HOLD_OFF: u64 = 30;
+/// How long a revoked one stays known.
+const REVOKED_FOR: u64 = 180;
 
 impl Model {
     pub(super) fn delegate(&mut self, at: usize, file: u64) -> Result<(), TestCaseError> {
@@ -21,7 +23,7 @@ impl Model {
             || self.delegations.iter().any(is_in_the_way)
             || self.held_off.get(&file).is_some_and(|until| self.now() < *until);
         let of_client = self.delegations.keys().filter(|(holder, _)| *holder == at).count()
-            + self.revoked.iter().filter(|(holder, _)| *holder == at).count();
+            + self.revoked.iter().filter(|(holder, ..)| *holder == at).count();
         let is_full =
             self.delegations.len() + self.revoked.len() >= LIMITS_DELEGATIONS || of_client >= 2;
         match result {
@@ -82,12 +84,13 @@ impl Model {
         Ok(())
     }
 
-    /// What was not returned in time is revoked, and only that.
+    /// What was not returned in time is revoked, and only that; and is forgotten after a while.
     pub(super) fn note_revoked(&mut self) {
         let now = self.now();
         let is_late = |held: &ModelDelegation| held.ends_at.is_some_and(|at| at <= now);
         let late: Vec<_> = self.delegations.iter().filter(|(_, held)| is_late(held)).collect();
-        self.revoked.extend(late.iter().map(|((at, _), held)| (*at, held.stateid)));
+        self.revoked.extend(late.iter().map(|((at, _), held)| (*at, held.stateid, now)));
+        self.revoked.retain(|(.., at)| now - at <= REVOKED_FOR);
         self.delegations.retain(|_, held| !is_late(held));
         self.held_off.retain(|_, until| now < *until);
     }
@@ -95,7 +98,7 @@ impl Model {
     pub(super) fn free_delegations(&mut self, at: usize) -> Result<(), TestCaseError> {
         let client = self.clients[at].0;
         let Bed { state, step } = &mut self.bed;
-        for (_, stateid) in self.revoked.iter().filter(|(holder, _)| *holder == at) {
+        for (_, stateid, _) in self.revoked.iter().filter(|(holder, ..)| *holder == at) {
             prop_assert_eq!(state.test_stateid(client, stateid), Err(Status::DelegRevoked));
             prop_assert_eq!(state.free_stateid(client, stateid, step), Ok(()));
             prop_assert_eq!(state.test_stateid(client, stateid), Err(Status::BadStateid));
@@ -104,7 +107,7 @@ impl Model {
             let freed = state.free_stateid(client, &held.stateid, step);
             prop_assert_eq!(freed, Err(Status::LocksHeld));
         }
-        self.revoked.retain(|(holder, _)| *holder != at);
+        self.revoked.retain(|(holder, ..)| *holder != at);
         Ok(())
     }
 }
