@@ -9,7 +9,7 @@ use std::time::Duration;
 use proto::nfs4::{
     CALLBACK_VERSION, CB_COMPOUND, CB_NOTIFY_LOCK, CB_RECALL, CB_SEQUENCE, CallbackHead,
     CallbackNotifyLockArgs, CallbackRecallArgs, CallbackSequenceArgs, CompoundResult, LockOwner,
-    NFS4_OK, NoItems, SlotId, Status,
+    NoItems, SlotId, Status,
 };
 use proto::oncrpc::{
     AcceptStat, AuthSys, CallHeader, Credential, FLAVOR_NONE, Gids, ReplyHeader, is_reply,
@@ -19,7 +19,7 @@ use rpc::record::MARK_ROOM;
 use rpc::server::{Reply, ReplyQueue};
 use tokio::sync::oneshot;
 
-use crate::state::{Callback, CallbackEnd, ConnectionId, Message, Session};
+use crate::state::{Callback, CallbackEnd, ConnectionId, Message, Session, State};
 
 /// How long a client may take to answer. Then the connection is a backchannel no longer. Where a
 /// limit holds calls back, an answer lies behind those that were sent before it, and each of them
@@ -75,13 +75,19 @@ impl Callbacks {
         connection.has_called
     }
 
-    /// Sends a callback of a session, and those that follow it.
-    pub(crate) async fn send(&self, session: &Session, first: Callback) {
+    /// Sends a callback of a session, and those that follow it. `now` is the clock of `state`.
+    pub(crate) async fn send(
+        &self,
+        state: &State,
+        session: &Session,
+        first: Callback,
+        now: impl Fn() -> Duration,
+    ) {
         let mut next = Some(first);
         while let Some(callback) = next {
             let end = self.call(session, &callback).await;
             tracing::trace!(?callback, ?end, "callback");
-            next = session.end_callback(callback, end);
+            next = state.end_callback(session, callback, end, now());
         }
     }
 
@@ -163,8 +169,8 @@ fn encoded(session: &Session, callback: &Callback, xid: u32) -> Vec<u8> {
     w.into_vec()
 }
 
-/// What an answer shows of CB_SEQUENCE. Whether the client needed the notice does not matter, and
-/// DELEGRETURN shows whether it obeys a recall.
+/// What an answer shows of CB_SEQUENCE, and whether the client knows what the operation behind it
+/// names. DELEGRETURN shows whether it obeys a recall.
 fn outcome(record: &[u8]) -> Result<CallbackEnd, DecodeError> {
     let mut r = Reader::new(record);
     let header = ReplyHeader::decode(&mut r)?;
@@ -172,9 +178,11 @@ fn outcome(record: &[u8]) -> Result<CallbackEnd, DecodeError> {
         return Ok(CallbackEnd::Lost);
     }
     let CompoundResult { status, results, .. } = Decode::decode(&mut r)?;
-    let status = Status::from_code(status).filter(|_| status != NFS4_OK && results < 2);
-    Ok(match status {
+    let is_behind_sequence = results >= 2;
+    Ok(match Status::from_code(status) {
         None => CallbackEnd::Performed,
+        Some(Status::Badhandle | Status::BadStateid) if is_behind_sequence => CallbackEnd::Unknown,
+        Some(_) if is_behind_sequence => CallbackEnd::Performed,
         Some(Status::Delay) => CallbackEnd::Delayed,
         Some(Status::SeqMisordered | Status::SeqFalseRetry | Status::RetryUncachedRep) => {
             CallbackEnd::Misordered

@@ -87,7 +87,8 @@ figures! {
     Nfs4DelegationsRecalled => "nfs4_delegations_recalled" Counter,
     /// Delegations that their clients have returned.
     Nfs4DelegationsReturned => "nfs4_delegations_returned" Counter,
-    /// Delegations that were revoked, because their clients did not return them in time.
+    /// Delegations that were revoked, because their clients did not return them in time, or did not
+    /// know them.
     Nfs4DelegationsRevoked => "nfs4_delegations_revoked" Counter,
     /// Requests for locks of version 4 that wait.
     Nfs4WaitingLocks => "nfs4_waiting_locks" Gauge,

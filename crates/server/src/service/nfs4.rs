@@ -139,8 +139,12 @@ impl Service {
     }
 
     fn send(&self, session: Arc<Session>, first: Callback) {
-        let callbacks = Arc::clone(&self.callbacks);
-        drop(self.timers.spawn(async move { callbacks.send(&session, first).await }));
+        let (callbacks, state) = (Arc::clone(&self.callbacks), Arc::clone(&self.state));
+        let started = self.started;
+        let send = async move {
+            callbacks.send(&state, &session, first, || started.elapsed()).await;
+        };
+        drop(self.timers.spawn(send));
     }
 
     /// Takes a lock that [`Self::state`] has granted for local programs too.

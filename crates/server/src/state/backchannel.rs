@@ -72,6 +72,9 @@ pub(crate) struct Callback {
 pub(crate) enum CallbackEnd {
     /// CB_SEQUENCE succeeded.
     Performed,
+    /// CB_SEQUENCE succeeded, and the client does not know what the message names: it answered
+    /// `NFS4ERR_BADHANDLE` or `NFS4ERR_BAD_STATEID`.
+    Unknown,
     /// The client has not performed it, and asks to wait: CB_SEQUENCE failed with `NFS4ERR_DELAY`.
     Delayed,
     /// The client has another number in its slot.
@@ -171,7 +174,7 @@ impl Backchannel {
     pub(super) fn end(&mut self, callback: Callback, end: CallbackEnd) -> Option<Callback> {
         self.at_work = None;
         match end {
-            CallbackEnd::Performed => {
+            CallbackEnd::Performed | CallbackEnd::Unknown => {
                 self.next = self.next.next();
                 self.is_uncertain = false;
                 let bound = self.connections.iter_mut();

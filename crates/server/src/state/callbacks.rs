@@ -1,11 +1,12 @@
-//! The way of a callback to a client.
+//! The way of a callback to a client, and of its answer.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use proto::nfs4::ClientId;
 
 use super::DelegationId;
-use super::backchannel::{Callback, Message};
+use super::backchannel::{Callback, CallbackEnd, Message};
 use super::registry::{State, Table};
 use super::session::Session;
 
@@ -27,6 +28,25 @@ impl State {
         let session = sessions.find(|session| session.has_callback_path())?;
         let callback = session.notify(message)?;
         Some((session, callback))
+    }
+
+    /// Ends the callback at work of a session. Returns the next one.
+    pub(crate) fn end_callback(
+        &self,
+        session: &Session,
+        callback: Callback,
+        end: CallbackEnd,
+        now: Duration,
+    ) -> Option<Callback> {
+        if let (Message::Recall(recall), CallbackEnd::Performed | CallbackEnd::Unknown) =
+            (&callback.message, end)
+        {
+            let mut table = self.lock();
+            if let Some(Ok(id)) = self.delegation(&table, session.client(), &recall.stateid) {
+                table.delegations.note_answer(id, end != CallbackEnd::Unknown, now);
+            }
+        }
+        session.end_callback(callback, end)
     }
 
     /// Takes the recall of a delegation that has ended out of the queues of its client's sessions.

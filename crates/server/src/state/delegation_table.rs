@@ -2,8 +2,8 @@
 //! writing or changes it before the client has returned it.
 //!
 //! A delegation is held, then recalled when something conflicts with it, and revoked when the
-//! client does not return it in time. A recall is repeated until then, so that it does not matter
-//! which connection loses it.
+//! client does not return it in time, or does not know it. A recall is repeated until then, so that
+//! it does not matter which connection loses it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -83,6 +83,8 @@ pub(super) enum Phase {
         /// It is revoked then.
         ends_at: Duration,
         sent_at: Option<Duration>,
+        /// How often in a row the client has answered that it does not know it, and since when.
+        unknown: Option<(u32, Duration)>,
     },
 }
 
@@ -117,6 +119,10 @@ impl Delegations {
     /// Notes that a file was returned in time, if it was recalled.
     pub(super) fn note_returned(&mut self, file: FileId, now: Duration) {
         self.totals.returned += 1;
+        self.shorten_hold_off(file, now);
+    }
+
+    fn shorten_hold_off(&mut self, file: FileId, now: Duration) {
         if let Some(until) = self.held_off.get_mut(&file) {
             *until = (now + HOLD_OFF).min(*until);
         }
@@ -220,7 +226,7 @@ impl Delegations {
         let ends_at = now + within;
         match &mut delegation.phase {
             Phase::Held => {
-                delegation.phase = Phase::Recalled { ends_at, sent_at: None };
+                delegation.phase = Phase::Recalled { ends_at, sent_at: None, unknown: None };
                 self.recalled.insert(id);
                 self.totals.recalled += 1;
             }
@@ -229,6 +235,20 @@ impl Delegations {
         let file = delegation.file;
         if self.held_off.len() < HELD_OFF_MAX || self.held_off.contains_key(&file) {
             self.held_off.insert(file, ends_at + HOLD_OFF);
+        }
+    }
+
+    /// Notes the answer to a recall: whether the client knows the delegation. One that it does not
+    /// know is over soon.
+    pub(super) fn note_answer(&mut self, id: DelegationId, is_known: bool, now: Duration) {
+        let Some(delegation) = self.by_id.get_mut(&id) else { return };
+        let Phase::Recalled { ends_at, unknown, .. } = &mut delegation.phase else { return };
+        let (count, since) = unknown.map_or((1, now), |(count, since)| (count + 1, since));
+        *unknown = (!is_known).then_some((count, since));
+        if !is_known && count >= UNKNOWN_ANSWERS && now.saturating_sub(since) > UNKNOWN_FOR {
+            *ends_at = now.min(*ends_at);
+            let file = delegation.file;
+            self.shorten_hold_off(file, now);
         }
     }
 
@@ -251,6 +271,10 @@ impl Delegations {
 
 /// A recall is repeated as long as the client has not returned the delegation.
 const REPEAT_AFTER: Duration = Duration::from_secs(2);
+/// A client that does not know a delegation has answered so often, over a longer time than this.
+/// One answer is not enough: the reply with the delegation may still be on its way.
+const UNKNOWN_ANSWERS: u32 = 3;
+const UNKNOWN_FOR: Duration = Duration::from_secs(4);
 /// A file is not delegated again for so long after a recall: what conflicted is likely to come
 /// again.
 const HOLD_OFF: Duration = Duration::from_secs(30);

@@ -213,7 +213,7 @@ impl Session {
     }
 
     /// Ends the callback at work. Returns the next one.
-    pub(crate) fn end_callback(&self, callback: Callback, end: CallbackEnd) -> Option<Callback> {
+    pub(super) fn end_callback(&self, callback: Callback, end: CallbackEnd) -> Option<Callback> {
         let mut state = self.lock();
         let next = state.backchannel.end(callback, end);
         self.count_path(&mut state);

@@ -228,6 +228,33 @@ fn only_reclaims_are_granted_in_the_grace_period() {
     bed.state.delegate(&call, bed.step.now).unwrap();
 }
 
+/// The reply with the delegation may still be on its way when the first recall arrives.
+#[test]
+fn a_delegation_that_its_client_does_not_know_is_soon_revoked() {
+    use CallbackEnd::{Performed, Unknown};
+    // The answers to the recalls, one every two seconds, and whether that is enough.
+    for (answers, is_revoked) in [
+        (&[Unknown, Unknown, Unknown, Unknown][..], true),
+        (&[Unknown, Unknown], false),
+        (&[Unknown, Unknown, Performed, Unknown, Unknown], false),
+        (&[Performed, Performed, Performed, Performed], false),
+    ] {
+        let mut bed = Bed::new(Limits::default(), Vec::new());
+        let (holder, session, held) = bed.delegated(b"holder");
+        session.bind_back(ConnectionId(1)).unwrap();
+        let recall = Message::Recall(Recall { stateid: held, object: object() });
+        bed.state.recall(FILE, false, &mut bed.step);
+        for answer in answers {
+            assert_eq!(bed.state.test_stateid(holder, &held), Ok(()));
+            let (_, sent) = bed.state.notify(holder, recall.clone()).unwrap();
+            assert_eq!(bed.state.end_callback(&session, sent, *answer, bed.step.now), None);
+            bed.pass(2);
+        }
+        let wanted = if is_revoked { Err(Status::DelegRevoked) } else { Ok(()) };
+        assert_eq!(bed.state.test_stateid(holder, &held), wanted, "{answers:?}");
+    }
+}
+
 #[test]
 fn a_recall_that_waits_for_the_slot_ends_with_its_delegation() {
     let mut bed = Bed::new(Limits::default(), Vec::new());
@@ -238,5 +265,6 @@ fn a_recall_that_waits_for_the_slot_ends_with_its_delegation() {
     assert!(bed.state.notify(holder, recall(held)).is_none(), "the slot is taken");
     bed.give_back(holder, &held).unwrap();
     assert!(bed.state.notify(holder, recall(held)).is_none(), "it has ended");
-    assert_eq!(session.end_callback(probe, CallbackEnd::Performed), None);
+    let ended = bed.state.end_callback(&session, probe, CallbackEnd::Performed, bed.step.now);
+    assert_eq!(ended, None);
 }

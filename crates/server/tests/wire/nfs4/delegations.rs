@@ -4,6 +4,7 @@
 mod closed_for_writing;
 mod retries;
 mod sequences;
+mod unknown;
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
