@@ -39,12 +39,21 @@ impl Compound<'_> {
         }
     }
 
+    /// The saved filehandle.
+    ///
+    /// # Errors
+    /// `Nofilehandle`.
+    pub(super) fn saved_handle(&self) -> Outcome<&ResolvedHandle> {
+        let saved = self.saved.as_ref().ok_or(Status::Nofilehandle)?;
+        Ok(&saved.handle)
+    }
+
     /// The saved object of an export.
     ///
     /// # Errors
     /// As [`Self::object_or`].
     pub(super) fn saved_object_or(&self, otherwise: Status) -> Outcome<Located> {
-        match &self.saved.as_ref().ok_or(Status::Nofilehandle)?.handle {
+        match self.saved_handle()? {
             ResolvedHandle::Object(located) => Ok(located.clone()),
             ResolvedHandle::Pseudo(_) => Err(otherwise.into()),
         }

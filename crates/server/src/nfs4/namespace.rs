@@ -200,6 +200,7 @@ impl Compound<'_> {
     pub(super) async fn remove(&mut self, args: NameArgs<'_>) -> Outcome<ChangedOk> {
         let Located { caller, object } = &self.object_or(Status::Rofs)?;
         check_name(args.name)?;
+        self.refuse_mounted(self.current_handle()?, args.name, Status::FileOpen)?;
         let vfs = &self.request.service.vfs;
         let mut answer = vfs.remove(caller, object, args.name, false).await;
         if answer.result == Err(fs::Status::IsDirectory) {
@@ -215,6 +216,8 @@ impl Compound<'_> {
         let to = self.object_or(Status::Rofs)?;
         check_name(args.old)?;
         check_name(args.new)?;
+        self.refuse_mounted(self.saved_handle()?, args.old, Status::FileOpen)?;
+        self.refuse_mounted(self.current_handle()?, args.new, Status::FileOpen)?;
         let (old, new) = ((&from.object, args.old), (&to.object, args.new));
         let answer = self.request.service.vfs.rename(&to.caller, old, new).await;
         answer.result?;
@@ -228,6 +231,7 @@ impl Compound<'_> {
         let file = self.saved_object_or(Status::Rofs)?;
         let Located { caller, object } = &self.object_or(Status::Rofs)?;
         check_name(args.name)?;
+        self.refuse_mounted(self.current_handle()?, args.name, Status::Exist)?;
         let vfs = &self.request.service.vfs;
         let answer = vfs.link(caller, &file.object, object, args.name).await;
         answer.result?;

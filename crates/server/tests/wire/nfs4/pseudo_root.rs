@@ -243,6 +243,42 @@ fn open_and_create_find_what_lookup_finds() {
     }
 }
 
+/// The entry that the export takes the place of would change, or hide what is moved onto it.
+#[test]
+fn the_name_of_an_export_below_another_is_as_fixed_as_that_of_a_mount_point() {
+    let nested = format!(
+        "{SEVERAL}\n[[export]]\npath = \"$DIR/two\"\nname = \"/srv/one/inner\"\n\
+         squash = \"none\"\n"
+    );
+    let fixture = Fixture::prepared(&nested, |dir| {
+        for name in ["two", "hidden", "export/inner", "export/other"] {
+            std::fs::create_dir(dir.join(name)).unwrap();
+        }
+        std::fs::write(dir.join("export/file"), "data").unwrap();
+    });
+    let mut session = Session::new(&fixture);
+    let path = Operations::new().root().lookup(b"srv").lookup(b"one");
+    let codes = path.codes();
+    let handle = session.ok(&path.getfh()).skip(&codes).handle();
+    let one = Operations::new().at(handle);
+    let saved = one.clone().op(OperationCode::Savefh, &());
+    let rename = |old, new| saved.clone().op(OperationCode::Rename, &RenameArgs { old, new });
+    let name = NameArgs { name: b"inner" };
+    let file = one.clone().lookup(b"file").op(OperationCode::Savefh, &());
+    let link = file.at(handle).op(OperationCode::Link, &name);
+    for (call, status) in [
+        (one.op(OperationCode::Remove, &name), Status::FileOpen),
+        (rename(b"inner", b"moved"), Status::FileOpen),
+        (rename(b"other", b"inner"), Status::FileOpen),
+        (link, Status::Exist),
+    ] {
+        assert_eq!(session.call(&call).status, Err(status));
+    }
+    for name in ["inner", "other"] {
+        assert!(fixture.exported(name).is_dir(), "{name}");
+    }
+}
+
 #[test]
 fn a_listing_does_not_show_an_export_that_refuses_the_client() {
     let nested = format!(
