@@ -7,7 +7,7 @@
 use std::fs::{self, File};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::sync::Barrier;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -127,26 +127,49 @@ pub(crate) fn race(place: &Place) {
     server.stop(place.may_lack_direct());
 }
 
-/// Both sides write in each round; then the left one reads, while the other waits.
+/// Where two threads wait for each other. A `Barrier` would hold one for ever when the other has
+/// panicked.
+struct MeetingPoint {
+    arrival: SyncSender<()>,
+    partner: Receiver<()>,
+}
+
+impl MeetingPoint {
+    fn of_two() -> [Self; 2] {
+        let (arrival, seen_by_second) = sync_channel(1);
+        let (arrival_of_second, partner) = sync_channel(1);
+        [Self { arrival, partner }, Self { arrival: arrival_of_second, partner: seen_by_second }]
+    }
+
+    /// Waits until both threads are here; `None` if the other one has ended.
+    fn wait(&self) -> Option<()> {
+        self.arrival.send(()).ok()?;
+        self.partner.recv().ok()
+    }
+}
+
+/// Both sides write in each round; then the left one reads, while the other waits. A side that
+/// panics ends the other one.
 fn run(racers: &mut [Racer; 2], local: &File, model: &mut [u8], rounds: &[Round], modes: ModePair) {
-    let barrier = Barrier::new(2);
+    let [meeting, meeting_of_right] = MeetingPoint::of_two();
     let [left, right] = racers;
-    thread::scope(|scope| {
-        scope.spawn(|| {
+    thread::scope(move |scope| {
+        scope.spawn(move || {
             for round in rounds {
-                barrier.wait();
+                meeting_of_right.wait()?;
                 right.write(round);
-                barrier.wait();
+                meeting_of_right.wait()?;
             }
+            Some(())
         });
         for round in rounds {
             if round.evicts {
                 fdatasync(local).unwrap();
                 fadvise(local, 0, None, Advice::DontNeed).unwrap();
             }
-            barrier.wait();
+            meeting.wait()?;
             left.write(round);
-            barrier.wait();
+            meeting.wait()?;
             for side in [0, 1] {
                 model[round.place(side)].copy_from_slice(&round.data(side));
             }
@@ -157,10 +180,13 @@ fn run(racers: &mut [Racer; 2], local: &File, model: &mut [u8], rounds: &[Round]
             while read.len() < seen.len() {
                 let (offset, rest) = (seen.start + read.len(), seen.len() - read.len());
                 let count = u32::try_from(rest.min(1 << 20)).unwrap();
-                read.extend(left.client.read(left.file, offset as u64, count).unwrap().data);
+                let data = left.client.read(left.file, offset as u64, count).unwrap().data;
+                assert!(!data.is_empty(), "the file ends at byte {offset}");
+                read.extend(data);
             }
             assert_same(&read, &model[seen.clone()], seen.start, round, modes);
         }
+        Some(())
     });
 }
 
@@ -188,4 +214,55 @@ pub(crate) fn first_difference(left: &[u8], right: &[u8]) -> Option<usize> {
     }
     let differ = left.iter().zip(right).position(|(left, right)| left != right);
     differ.or(Some(left.len().min(right.len())))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::any::Any;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    /// Two rounds on a busy machine take less.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// Races twice on a file of zeros, with what `spoil` has changed; returns the panic. A race
+    /// that does not end fails the test, and is left behind.
+    fn panic_of_race(spoil: fn(&mut [Racer; 2], &mut [u8])) -> Box<dyn Any + Send> {
+        let (ended, end) = sync_channel(1);
+        thread::spawn(move || {
+            let place = Place::in_directory();
+            let path = place.export().join("raced");
+            fs::write(&path, vec![0; FILE_BYTES]).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+            let local = File::open(&path).unwrap();
+            let modes = ("buffered", "buffered");
+            let server = Server::start(place.export(), modes);
+            let mut racers = [Racer::new(&server, 0), Racer::new(&server, 1)];
+            let mut model = vec![0; FILE_BYTES];
+            spoil(&mut racers, &mut model);
+            let mut random = Random::new(1);
+            let rounds = [1, 2].map(|number| Round::random(number, 1536, &mut random));
+            let raced = catch_unwind(AssertUnwindSafe(|| {
+                run(&mut racers, &local, &mut model, &rounds, modes);
+            }));
+            let _ = ended.send(raced);
+        });
+        let raced = end.recv_timeout(PATIENCE).expect("the race ends");
+        raced.expect_err("the race fails")
+    }
+
+    #[test]
+    fn a_wrong_byte_ends_the_race() {
+        let panic = panic_of_race(|_, model| model.fill(1));
+        let sentence = panic.downcast::<String>().unwrap();
+        assert!(sentence.contains("is wrong after round 1 of 1536"), "{sentence}");
+    }
+
+    #[test]
+    fn a_refused_write_ends_the_race() {
+        // The root of the export, on which no WRITE is performed.
+        panic_of_race(|racers, _| racers[0].file = racers[0].client.mnt("/export"));
+        panic_of_race(|racers, _| racers[1].file = racers[1].client.mnt("/export"));
+    }
 }
