@@ -1,9 +1,11 @@
 //! Everyone at the same files at once, while the modes change.
 
+use std::any::Any;
 use std::fmt;
 use std::fs::{self, File};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -29,6 +31,9 @@ const FILES: u8 = 3;
 const NFS_WORKERS: u64 = 6;
 const LOCAL_WORKERS: u64 = 2;
 const SWITCH_EVERY: Duration = Duration::from_millis(200);
+
+/// Begins the description of what no reader may see.
+const WRONG_BYTES: &str = "wrong bytes";
 
 /// The lengths that clients are known to use, and the one that aligns with nothing.
 const TRANSFERS_BYTES: [usize; 6] = [1536, 4096, 16_384, 47_008, 65_536, 1 << 20];
@@ -83,6 +88,11 @@ pub(crate) fn torture(place: &Place, default_secs: u64) {
     workload.finish(place.may_lack_direct());
 }
 
+/// Whether the run has panicked because a reader got wrong bytes, and for no other reason.
+pub(crate) fn is_about_wrong_bytes(panic: &(dyn Any + Send)) -> bool {
+    panic.downcast_ref::<String>().is_some_and(|words| words.contains(WRONG_BYTES))
+}
+
 /// A length to read or write.
 pub(crate) fn transfer_bytes(random: &mut Random) -> usize {
     if random.percent(20) {
@@ -122,16 +132,25 @@ impl Workload {
     }
 
     /// Lets everyone work for a while; returns how many pairs of modes there were.
+    ///
+    /// # Panics
+    /// With the words of a worker that panics.
     fn run(&self, time: Duration) -> usize {
         thread::scope(|scope| {
+            let mut workers = Vec::new();
             for (name, work) in self.workers() {
                 let work = move || {
                     let _ending = EndOnPanic(self);
                     work();
                 };
-                thread::Builder::new().name(name).spawn_scoped(scope, work).unwrap();
+                let worker = thread::Builder::new().name(name).spawn_scoped(scope, work);
+                workers.push(worker.unwrap());
             }
-            self.switch_modes(time, &mut self.random(203))
+            let switched = self.switch_modes(time, &mut self.random(203));
+            for worker in workers {
+                worker.join().unwrap_or_else(|panic| resume_unwind(panic));
+            }
+            switched
         })
     }
 
@@ -251,7 +270,8 @@ impl Workload {
             let first = !self.ending.swap(true, Ordering::Relaxed);
             let steps = if first { self.journal.around(file, &wrong.at) } else { String::new() };
             let (seed, name) = (self.seed, &self.layouts[file].name);
-            panic!("SPILLWAY_TORTURE_SEED={seed}: {read} of {name}: {wrong}\n{steps}");
+            let read = format_args!("{WRONG_BYTES} in {read} of {name}");
+            panic!("SPILLWAY_TORTURE_SEED={seed}: {read}: {wrong}\n{steps}");
         }
     }
 
@@ -327,4 +347,25 @@ pub(crate) fn read_fully(file: &File, offset: u64, count: usize) -> Vec<u8> {
     }
     data.truncate(done);
     data
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    #[test]
+    fn a_run_fails_with_the_wrong_bytes_that_a_worker_finds() {
+        let place = Place::in_directory();
+        let workload = Workload::new(&place, 1);
+        for Layout { oracle, .. } in &workload.layouts {
+            // Versions that are acknowledged and never written.
+            let all = 0..oracle.unit_from(oracle.end());
+            oracle.begin_writing(&all);
+            oracle.acknowledge(all);
+        }
+        let ran = catch_unwind(AssertUnwindSafe(|| workload.run(Duration::from_secs(60))));
+        assert!(is_about_wrong_bytes(&*ran.unwrap_err()));
+    }
 }
