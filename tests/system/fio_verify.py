@@ -5,7 +5,7 @@ import json
 import os
 
 from harness import (
-    MIB, MissingTool, Server, case, check, main, need, need_space, run, run_ok, scratch_dir,
+    MIB, Server, Skip, case, check, main, need, need_space, run, run_ok, scratch_dir,
 )  # fmt: skip
 
 MISALIGNED_BYTES = 47008
@@ -15,7 +15,7 @@ def need_fio_nfs():
     """Skips the case unless fio is installed and was built with libnfs."""
     need("fio")
     if "nfs_url" not in run("fio", "--enghelp=nfs").stdout:
-        raise MissingTool("fio has no nfs engine")
+        raise Skip("fio has no nfs engine")
 
 
 def fio(server, name, *flags, jobs=1, shared=False):

@@ -38,11 +38,14 @@ LAST_RESORTS = []
 
 
 class Skip(Exception):
-    """The case cannot run on this machine for want of a privilege or of space."""
+    """The case needs what this machine lacks: root, a program, a name space, space on the disk.
+
+    The machine of CI has all of that, so CI=true makes this a failure.
+    """
 
 
-class MissingTool(Skip):
-    """A program is not installed. `.ci/run` installs them all, so CI=true makes this a failure."""
+class SkipInCiToo(Exception):
+    """The case needs what the machine of CI may lack for good: a feature of its kernel."""
 
 
 class Deadline(Exception):
@@ -61,7 +64,7 @@ def need(*programs):
     """Skips the case unless all `programs` are in the PATH."""
     for program in programs:
         if shutil.which(program) is None:
-            raise MissingTool(f"{program} is not installed")
+            raise Skip(f"{program} is not installed")
 
 
 def check(condition, why):
@@ -276,7 +279,7 @@ def overlay_file_system(size_bytes):
         layers = f"lowerdir={lower},upperdir={upper}/data,workdir={upper}/work"
         mounted = run("mount", "-t", "overlay", "-o", layers, "overlay", mount)
         if mounted.returncode != 0:
-            raise Skip(f"mount -t overlay: {mounted.stderr.strip()}")
+            raise SkipInCiToo(f"mount -t overlay: {mounted.stderr.strip()}")
         try:
             yield mount
         finally:
@@ -312,10 +315,10 @@ def _verdict(function, secs):
     try:
         with _deadline(secs):
             function()
-    except MissingTool as missing:
-        return ("FAIL", f"{missing}, and CI=true") if in_ci else ("SKIP", str(missing))
-    except Skip as skip:
+    except SkipInCiToo as skip:
         return "SKIP", str(skip)
+    except Skip as skip:
+        return ("FAIL", f"{skip}, and CI=true") if in_ci else ("SKIP", str(skip))
     except (AssertionError, Deadline, subprocess.TimeoutExpired) as failure:
         return "FAIL", str(failure)
     except Exception as surprise:  # a defect of the test or a server that hung up: both are news

@@ -11,7 +11,7 @@ import threading
 import time
 
 from harness import (
-    EXPORT, LAST_RESORTS, START_SECS_MAX, MissingTool, Server, Skip, check, free_port,
+    EXPORT, LAST_RESORTS, START_SECS_MAX, Server, Skip, check, free_port,
     log_file, loop_file_system, need, run, run_ok, scratch_dir, scratch_root,
 )  # fmt: skip
 from nfs3 import PROGRAM_NFS

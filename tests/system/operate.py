@@ -11,6 +11,7 @@ import os
 import pathlib
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,9 +22,10 @@ import urllib.request
 import nfs3
 import nfs4
 from harness import (
-    EXPORT, MissingTool, Server, Skip, case, check, free_port, main, need, run, run_ok, scratch_dir,
+    EXPORT, Server, Skip, case, check, free_port, main, need, run, run_ok, scratch_dir,
 )  # fmt: skip
 from nfs3 import opaque
+from unprivileged import reachable_place
 
 # Debian's packages, for another interpreter than Debian's.
 sys.path.append("/usr/lib/python3/dist-packages")
@@ -147,15 +149,9 @@ def one_server_is_found_and_of_two_one_is_chosen():
 def another_user_is_refused():
     if os.geteuid() != 0:
         raise Skip("not root")
-    path = scratch_dir("export")
-    with Server(path) as server:
+    with reachable_place() as (place, directory), Server(directory, state=place / "state") as server:
         os.chmod(server.state, 0o755)
-        program = path / "spillway"
-        program.write_bytes(pathlib.Path(Server.binary).read_bytes())
-        program.chmod(0o755)
-        for parent in path.resolve().parents:
-            if not parent.stat().st_mode & 0o001:
-                raise Skip(f"no other user reaches {path}")
+        program = shutil.copy(Server.binary, place)
         expected = "accepts commands only from root and its own user"
         for words in [], ["--socket", str(server.process.pid)]:
             done = run(program, "status", *words, user=65534)
@@ -214,7 +210,7 @@ def parsed(address):
     try:
         from prometheus_client.parser import text_string_to_metric_families
     except ImportError as missing:
-        raise MissingTool("prometheus_client is not installed") from missing
+        raise Skip("prometheus_client is not installed") from missing
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE_SECS) as reply:
         text = reply.read().decode()
     samples = {}

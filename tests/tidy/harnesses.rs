@@ -1,0 +1,71 @@
+//! The tests in Python fail where they would test nothing.
+
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::root;
+use crate::skip::skip;
+
+/// A subject of system tests.
+const SUBJECT: &str = "
+from harness import Skip, SkipInCiToo, case, main
+
+@case
+def passes():
+    pass
+
+@case
+def needs_what_ci_has():
+    raise Skip('no disk')
+
+@case
+def needs_what_ci_may_lack():
+    raise SkipInCiToo('no probes')
+
+main('subject.py')
+";
+
+/// Runs a script with these words behind it; returns its exit status and what it printed. `None`
+/// without Python.
+fn python(script: &str, words: &[&str], ci: bool) -> Option<(Option<i32>, String)> {
+    let mut command = Command::new("python3");
+    command
+        .args(["-c", script])
+        .args(words)
+        .current_dir(root())
+        .env("PYTHONPATH", root().join("tests/system"))
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("CI", if ci { "true" } else { "" });
+    match command.output() {
+        Ok(done) => {
+            let printed = [done.stdout, done.stderr].concat();
+            Some((done.status.code(), String::from_utf8_lossy(&printed).into_owned()))
+        }
+        Err(error) => {
+            skip(format_args!("python3: {error}"));
+            None
+        }
+    }
+}
+
+#[test]
+fn system_tests_fail_for_skips_in_ci() {
+    let dir = TempDir::new().unwrap();
+    let dir = dir.path().to_str().unwrap();
+    let (none, skipped) = ("", "0 passed, 0 failed, 1 skipped");
+    for (case, ci, status, words) in [
+        ("passes", true, 0, "PASS subject/passes"),
+        (none, true, 1, "1 passed, 1 failed, 1 skipped"),
+        (none, false, 0, "1 passed, 0 failed, 2 skipped"),
+        ("needs_what_ci_has", true, 1, "FAIL subject/needs_what_ci_has: no disk, and CI=true"),
+        ("needs_what_ci_has", false, 0, skipped),
+        ("needs_what_ci_may_lack", true, 0, skipped),
+    ] {
+        let all = ["--dir", dir, case];
+        let arguments = if case == none { &all[..2] } else { &all[..] };
+        let Some((ended, printed)) = python(SUBJECT, arguments, ci) else { return };
+        assert_eq!(ended, Some(status), "{case}, CI={ci}: {printed}");
+        assert!(printed.contains(words), "{case}, CI={ci}: {printed}");
+    }
+}
