@@ -337,12 +337,19 @@ def main(subject_file):
     parser.add_argument("case", nargs="*", help="only these cases")
     options = parser.parse_args()
     Server.binary = options.spillway
+    # A subject may import another one for its functions, but has only its own cases.
+    cases = [
+        (function.__name__, function, secs)
+        for function, secs in CASES
+        if function.__module__ == "__main__"
+    ]
+    names = [name for name, _, _ in cases]
+    for name in options.case:
+        if name not in names:
+            parser.error(f"no case {name}; there are {', '.join(names)}")
     counts = {"PASS": 0, "FAIL": 0, "SKIP": 0}
-    for function, secs in CASES:
-        # A subject may import another one for its functions, but has only its own cases.
-        if function.__module__ != "__main__":
-            continue
-        if options.case and function.__name__ not in options.case:
+    for name, function, secs in cases:
+        if options.case and name not in options.case:
             continue
         with tempfile.TemporaryDirectory(prefix="system-test.", dir=options.dir) as _scratch:
             # The server serves directories below this one to a squashed root.
@@ -352,6 +359,6 @@ def main(subject_file):
             took = f"{time.monotonic() - started:.1f} s"
         counts[verdict] += 1
         tail = f": {reason}" if reason else f" ({took})"
-        print(f"{verdict} {subject}/{function.__name__}{tail}", flush=True)
+        print(f"{verdict} {subject}/{name}{tail}", flush=True)
     print("{PASS} passed, {FAIL} failed, {SKIP} skipped".format(**counts), flush=True)
     sys.exit(1 if counts["FAIL"] else 0)

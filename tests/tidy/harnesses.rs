@@ -50,7 +50,7 @@ fn python(script: &str, words: &[&str], ci: bool) -> Option<(Option<i32>, String
 }
 
 #[test]
-fn system_tests_fail_for_skips_in_ci() {
+fn system_tests_fail_for_skips_in_ci_and_for_unknown_cases() {
     let dir = TempDir::new().unwrap();
     let dir = dir.path().to_str().unwrap();
     let (none, skipped) = ("", "0 passed, 0 failed, 1 skipped");
@@ -61,6 +61,7 @@ fn system_tests_fail_for_skips_in_ci() {
         ("needs_what_ci_has", true, 1, "FAIL subject/needs_what_ci_has: no disk, and CI=true"),
         ("needs_what_ci_has", false, 0, skipped),
         ("needs_what_ci_may_lack", true, 0, skipped),
+        ("misspelt", false, 2, "no case misspelt; there are passes, needs_what_ci_has"),
     ] {
         let all = ["--dir", dir, case];
         let arguments = if case == none { &all[..2] } else { &all[..] };
