@@ -1,4 +1,5 @@
-//! The tests in Python fail where they would test nothing.
+//! The tests in Python fail where they would test nothing: with skips in CI, for a case that does
+//! not exist, for a measurement that is compared with nothing.
 
 use std::process::Command;
 
@@ -69,4 +70,34 @@ fn system_tests_fail_for_skips_in_ci_and_for_unknown_cases() {
         assert_eq!(ended, Some(status), "{case}, CI={ci}: {printed}");
         assert!(printed.contains(words), "{case}, CI={ci}: {printed}");
     }
+}
+
+#[test]
+fn counts_of_instructions_need_a_baseline_and_baselines_a_count() {
+    let script = "
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+
+loader = SourceFileLoader('instructions', 'tests/instructions/run')
+run = module_from_spec(spec_from_loader('instructions', loader))
+loader.exec_module(run)
+same = {'GETATTR': 100, 'WRITE 4 KiB': 100}
+for counts in (
+    same,
+    {'GETATTR': 106, 'WRITE 4 KiB': 114},
+    {'GETATTR': 100},
+    {**same, 'READ': 100},
+):
+    print(run.complaints(counts, same))
+";
+    let Some((status, printed)) = python(script, &[], false) else { return };
+    assert_eq!(status, Some(0), "{printed}");
+    let found: Vec<_> = printed.lines().collect();
+    let expected = [
+        "[]",
+        r#"["too far above tests/instructions/baseline: ['GETATTR']"]"#,
+        r#"["only in tests/instructions/baseline: ['WRITE 4 KiB']"]"#,
+        r#"["not in tests/instructions/baseline: ['READ']"]"#,
+    ];
+    assert_eq!(found, expected);
 }
