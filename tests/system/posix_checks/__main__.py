@@ -1,4 +1,4 @@
-"""Runs the checks in a directory: tests/system/posix_checks [--module=NAME] DIR [CHECK...]
+"""Runs the checks in a directory: tests/system/posix_checks [--module=NAME] [--removed] DIR [CHECK...]
 
 Each line is a JSON list of the check's name and why it failed, or null. Needs root. Exit status 1:
 a check failed.
@@ -21,6 +21,10 @@ MODULES = sorted(
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--module", choices=MODULES, action="append")
+    parser.add_argument(
+        "--removed", action="store_true",
+        help="remove the directory of a check before it begins, so that it fails",
+    )  # fmt: skip
     parser.add_argument("directory")
     parser.add_argument("check", nargs="*", help="only these")
     options = parser.parse_args()
@@ -28,7 +32,7 @@ def main():
         importlib.import_module(module)
     failed = False
     for name in options.check or place.CHECKS:
-        reason = place.run_check(name, options.directory)
+        reason = place.run_check(name, options.directory, options.removed)
         failed |= reason is not None
         print(json.dumps([name, reason]), flush=True)
     sys.exit(1 if failed else 0)

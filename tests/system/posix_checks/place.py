@@ -228,17 +228,22 @@ def all_at_once(count, function):
     return [child.result() for child in children]
 
 
-def run_check(name, directory):
-    """Runs one check in a new directory below `directory`; returns why it failed, or None."""
+def run_check(name, directory, removed=False):
+    """Runs one check in a new directory below `directory`; returns why it failed, or None.
+
+    Where the directory has been `removed` nothing can be created in it.
+    """
     place = os.path.join(directory, name)
-    child = Child(CHECKS[name], before=lambda: enter(place))
+    child = Child(CHECKS[name], before=lambda: enter(place, removed))
     return verdict(child)
 
 
-def enter(place):
+def enter(place, removed):
     os.umask(0)
     os.mkdir(place, 0o755)
     os.chdir(place)
+    if removed:
+        os.rmdir(place)
     # A check that loops, or whose file system does not answer, ends by itself if it can.
     signal.alarm(CHECK_SECS_MAX)
 
