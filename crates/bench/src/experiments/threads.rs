@@ -2,6 +2,7 @@
 //! client beside another with many connections.
 
 use std::collections::BTreeMap;
+use std::iter;
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::slice::SliceIndex;
@@ -331,8 +332,8 @@ impl Experiment<'_> {
         self.output.doing(format!("one client beside another: {}", trial.name));
         self.warm_up(trial)?;
         let one = self.next_load(1, ONE_DEPTH);
-        let (service, own) = (&trial.service, &mut trial.files[..1]);
-        let alone = load::run(&self.pool, &one, service, own, &mut trial.running.watch())?;
+        let mut group = one_and_others((&one, &trial.service, &mut trial.files[..1]), None);
+        let alone = load::run_groups(&self.pool, &mut group, &mut trial.running.watch())?.remove(0);
         self.stop.check()?;
         let mut alone_measured = self.measurement_beside(ALONE, &one, &alone);
         // Before the same file is written again.
@@ -345,11 +346,7 @@ impl Experiment<'_> {
         let (own, rest) = trial.files.split_at_mut(1);
         let service = &trial.service;
         let other_client = Service { source: Some(OTHER_CLIENT.into()), ..service.clone() };
-        let mut groups = [
-            // Its own machine would be there for it alone.
-            Group { load: &one, service, files: own, nice: -20 },
-            Group { load: &others, service: &other_client, files: rest, nice: NICE },
-        ];
+        let mut groups = one_and_others((&one, service, own), Some((&others, &other_client, rest)));
         let beside = load::run_groups(&self.pool, &mut groups, &mut trial.running.watch())?;
         self.stop.check()?;
         let mut one_beside = self.measurement_beside("one-beside-sixteen", &one, &beside[0]);
@@ -406,6 +403,16 @@ impl Experiment<'_> {
     }
 }
 
+/// A load, and what it is put on.
+type Client<'a> = (&'a Load, &'a Service, &'a mut [LoadFile]);
+
+/// One client, and the others beside it. Its own machine would be there for it alone, so it comes
+/// before the others; and also where there are none, because the two measurements are compared.
+fn one_and_others<'a>(one: Client<'a>, others: Option<Client<'a>>) -> Vec<Group<'a>> {
+    let group = |(load, service, files), nice| Group { load, service, files, nice };
+    iter::once(group(one, -20)).chain(others.map(|others| group(others, NICE))).collect()
+}
+
 impl Options {
     /// What makes a load beside the numbers that vary: measurements with other parameters are no
     /// pair.
@@ -432,8 +439,11 @@ const WRITE_BYTES: u32 = 1 << 20;
 
 #[cfg(test)]
 mod tests {
+    use client::Identity;
+
     use super::*;
     use crate::experiments::own_server::{OwnServer, options};
+    use crate::load::Version;
     use crate::record::{Record, Run};
 
     /// The measurements of a short run on a server of this process.
@@ -479,6 +489,38 @@ mod tests {
         let measurements = measured("--net-delay 1ms");
         let phases: Vec<_> = measurements.iter().map(|one| one.phase.as_str()).collect();
         assert_eq!(phases, ["random-read"]);
+    }
+
+    #[test]
+    fn one_client_has_the_same_priority_alone_and_beside_others() {
+        let load = Load {
+            direction: Direction::Read,
+            pattern: Pattern::EasySequential,
+            operations_by_rank: vec![1],
+            depth: 1,
+            io_bytes: 1,
+            time_max: None,
+            stop: Stop::default(),
+            verify: Verify::Nothing,
+            stable: StableHow::Unstable,
+            generation: 0,
+            timeout: TIMEOUT,
+        };
+        let service = Service {
+            address: (Ipv4Addr::LOCALHOST, 2049).into(),
+            source: None,
+            identity: Identity { uid: 0, gid: 0, groups: Vec::new() },
+            read_bytes_max: 1,
+            write_bytes_max: 1,
+            version: Version::V3,
+            path: Vec::new(),
+        };
+        let client = || -> Client<'_> { (&load, &service, &mut []) };
+        let alone = one_and_others(client(), None);
+        let beside = one_and_others(client(), Some(client()));
+        assert_eq!((alone.len(), beside.len()), (1, 2));
+        assert_eq!(alone[0].nice, beside[0].nice);
+        assert!(beside[0].nice < beside[1].nice);
     }
 
     #[test]
