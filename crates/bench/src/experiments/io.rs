@@ -348,11 +348,13 @@ impl Experiment<'_> {
         // Of a file that a phase ended before its time, what is there.
         let is_again = matches!(phase, Phase::EasyRead | Phase::HardRead);
         let operations_by_rank = if is_again { made.operations_by_rank.clone() } else { all };
+        // The shortest file decides where random transfers are.
+        let easy_operations = made.operations_by_rank.iter().copied().min().unwrap_or_default();
         let is_write = phase.direction() == Direction::Write;
         self.generation += u32::from(is_write);
         let load = Load {
             direction: phase.direction(),
-            pattern: phase.pattern(&self.sizes, self.generation.into()),
+            pattern: phase.pattern(&self.sizes, easy_operations, self.generation.into()),
             operations_by_rank,
             depth: depth.into(),
             io_bytes: phase.io_bytes(&self.sizes),
@@ -403,8 +405,9 @@ impl Experiment<'_> {
         let service = self.stage.service(&export)?;
         let mut made = Made::default();
         self.find_files(phase.maker(), &mut made, &export)?;
-        made.operations_by_rank =
-            vec![phase.operations(&self.sizes); usize::from(self.options.ranks)];
+        // As if the whole files had been written.
+        let written = phase.maker().operations(&self.sizes);
+        made.operations_by_rank = vec![written; usize::from(self.options.ranks)];
         let mut measurement = self.measurement(setting);
         let outcome = self.put(setting, &mut made, &service, &mut Watch::none())?;
         self.stop.check()?;
@@ -484,7 +487,47 @@ const VERIFY_DEPTH: usize = 4;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiments::own_server::options;
+    use crate::experiments::own_server::{OwnServer, options};
+    use crate::record::{Record, Run};
+
+    #[test]
+    fn random_reads_stay_within_files_that_were_cut_short() {
+        let server = OwnServer::start();
+        let directory = tempfile::tempdir().unwrap();
+        let out = directory.path().join("records");
+        // Each rank would have to make 262,144 WRITEs one by one in a second.
+        let short = "--phases random-read --ranks 2 --depth 1 --size 256MiB --easy-bytes 512B \
+                     --random-operations 2000 --seconds 1 --rounds 1 --cache found --verify full \
+                     --no-calibration";
+        let line = format!("{} {short} --out {}", server.url(), out.display());
+        let options: Options = options(&line).unwrap();
+        let mut stage =
+            Stage::set(&options.surroundings, &options.target, &mut Run::default()).unwrap();
+        let program = Path::new("/bin/true");
+        let subjects = Subject::all(&options.target, &[], program, |place| stage.place(place));
+        let mut trials: Vec<_> = subjects.unwrap().into_iter().map(Trial::new).collect();
+        let output = Output::start(&options.output, Run::default()).unwrap();
+        let mut experiment = Experiment {
+            options: &options,
+            sizes: options.sizes().unwrap(),
+            cache: CacheState::Found,
+            stop: Stop::default(),
+            stage,
+            pool: Pool::fill(),
+            output,
+            generation: 0,
+        };
+        experiment.all_rounds(&mut trials, program).unwrap();
+        let records = std::fs::read_to_string(out).unwrap();
+        let Record::Measurement(measured) =
+            serde_json::from_str(records.lines().last().unwrap()).unwrap()
+        else {
+            panic!("no measurement: {records}");
+        };
+        assert_eq!((measured.phase.as_str(), measured.first_error), ("random-read", None));
+        assert!(measured.figures[&Figure::VerifiedMib] > 0.0, "{:?}", measured.figures);
+        assert_eq!(measured.figures[&Figure::WrongBytes], 0.0);
+    }
 
     #[test]
     fn each_option_of_the_load_is_a_parameter() {

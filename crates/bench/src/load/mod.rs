@@ -282,7 +282,10 @@ fn check(group: &Group<'_>) -> Result<()> {
         return misuse(what);
     }
     if let Pattern::Random { units: 0, .. } = load.pattern {
-        return misuse("a random load needs files with at least one transfer in each".into());
+        return misuse(
+            "a random load needs files with at least one transfer in each: give more seconds"
+                .into(),
+        );
     }
     if load.timeout.is_zero() {
         return misuse("a server needs time to answer".into());

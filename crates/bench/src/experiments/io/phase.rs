@@ -85,13 +85,14 @@ impl Phase {
         }
     }
 
-    /// `seed` decides about the order of a random phase.
-    pub(super) fn pattern(self, sizes: &Sizes, seed: u64) -> Pattern {
+    /// A random phase works on the first `easy_operations` transfers of the easy phases, which each
+    /// file has; `seed` decides about its order.
+    pub(super) fn pattern(self, sizes: &Sizes, easy_operations: u64, seed: u64) -> Pattern {
         match self {
             Self::EasyWrite | Self::EasyRead => Pattern::EasySequential,
             Self::HardWrite | Self::HardRead => Pattern::HardInterleaved,
             Self::RandomRead | Self::RandomWrite => {
-                let file_bytes = Self::EasyWrite.operations(sizes) * u64::from(sizes.easy_bytes);
+                let file_bytes = easy_operations * u64::from(sizes.easy_bytes);
                 Pattern::Random { units: file_bytes / u64::from(sizes.random_bytes), seed }
             }
         }
@@ -133,13 +134,13 @@ mod tests {
 
     #[test]
     fn random_blocks_are_within_the_easy_files() {
-        let units = |sizes| match Phase::RandomWrite.pattern(&sizes, 7) {
+        let units = |sizes, operations| match Phase::RandomWrite.pattern(&sizes, operations, 7) {
             Pattern::Random { units, seed: 7 } => units,
             other => panic!("{other:?}"),
         };
-        assert_eq!(units(SIZES), 65_536);
-        let odd = Sizes { easy_bytes: 10_000, bytes: 40_000, ..SIZES };
-        assert_eq!(units(odd), 2, "two blocks of 4,096 fit into 10,000 bytes");
+        assert_eq!(units(SIZES, 256), 65_536);
+        let odd = Sizes { easy_bytes: 10_000, ..SIZES };
+        assert_eq!(units(odd, 1), 2, "two blocks of 4,096 fit into 10,000 bytes");
     }
 
     #[test]
