@@ -37,6 +37,8 @@ IDLE_BURST, IDLE_BURST_SECS = 50, 0.01
 # As long as it takes to open them all, and as long again.
 IDLE_SECS = max(SECS, 6)
 IDLE_BYTES_MAX = 300 * MIB
+# A connection that holds memory is closed after a second with few bytes.
+DRIBBLING_SECS = max(SECS, 4)
 # The attackers take processor time of the same machine, at a lower priority.
 LATENCY_P99_SECS_MAX = 1.0
 LATENCY_SECS_MAX = 3.0
@@ -183,6 +185,19 @@ def export_directory():
     return directory
 
 
+def grows(**least):
+    """Marks an attack by the counters of the server that it has to raise, and how far at least.
+
+    They show that there is an attack: a machine that is slow and busy reaches them too.
+    """
+
+    def mark(attack):
+        attack.least = least
+        return attack
+
+    return mark
+
+
 def under(
     *attacks, settings="", rss_bytes_max=BUDGET_BYTES + ALLOWANCE_BYTES, secs=SECS,
     client=GoodClient,
@@ -192,6 +207,7 @@ def under(
         good = client(server.port)
         good.step()
         good.latencies.clear()
+        before = server.counters()
         log_before = len(server.log_text())
         processes = [
             multiprocessing.Process(target=attack_process, args=(attack, server.port, number))
@@ -205,6 +221,7 @@ def under(
                 good.step()
                 time.sleep(0.002)
             peak = server.resident_bytes("VmHWM")
+            after = server.counters()
             for process, attack in zip(processes, attacks):
                 check(process.is_alive(), f"the attack {attack.__name__} ended by itself")
         finally:
@@ -213,11 +230,30 @@ def under(
                 process.join()
         # It still serves once the attackers are gone.
         good.step()
-        judge(good, peak, rss_bytes_max, len(server.log_text()) - log_before)
+        log_bytes = len(server.log_text()) - log_before - printed_bytes(after)
+        grown = {name: count - before[name] for name, count in after.items()}
+        # Not those of the attack.
+        grown["read_bytes"] -= good.calls * BLOCK_BYTES
+        judge(good, peak, rss_bytes_max, log_bytes, too_weak(attacks, grown))
 
 
-def judge(good, peak, rss_bytes_max, log_bytes):
-    """Prints what was measured and fails the case with all bounds that did not hold."""
+def printed_bytes(counters):
+    """What the server printed of its counters."""
+    return sum(len(f"{name} {count}\n") for name, count in counters.items())
+
+
+def too_weak(attacks, grown):
+    """The attacks that the server has hardly noticed, a sentence each."""
+    return [
+        f"{attack.__name__} is no attack: {name} grew by {grown[name]}, not by {least}"
+        for attack in attacks
+        for name, least in attack.least.items()
+        if grown[name] < least
+    ]
+
+
+def judge(good, peak, rss_bytes_max, log_bytes, broken):
+    """Prints what was measured; fails the case with `broken` and all bounds that did not hold."""
     latencies = sorted(good.latencies)
     # Of less than two hundred calls one may be longer.
     p99, (longest, what) = latencies[len(latencies) * 99 // 100 - 1][0], latencies[-1]
@@ -225,7 +261,6 @@ def judge(good, peak, rss_bytes_max, log_bytes):
         f"     {len(latencies)} calls, p99 {p99 * 1e3:.0f} ms, longest {longest * 1e3:.0f} ms ({what}),"
         f" peak RSS {peak // MIB} MiB, {log_bytes} bytes of log", flush=True,
     )  # fmt: skip
-    broken = []
     if p99 > LATENCY_P99_SECS_MAX or longest > LATENCY_SECS_MAX:
         broken.append(f"latency: p99 {p99:.2f} s, longest {longest:.2f} s ({what})")
     if peak > rss_bytes_max:
@@ -306,10 +341,12 @@ class Senders:
         return True
 
 
+@grows(connections_open=100)
 def idle_strangers(port):
     idle(port, STRANGER)
 
 
+@grows(connections_open=100)
 def idle_admitted(port):
     idle(port, ADMITTED)
 
@@ -331,6 +368,7 @@ def idle(port, source):
         time.sleep(IDLE_BURST_SECS)
 
 
+@grows(calls_in_flight=1)
 def listings_unread(port):
     """READDIRPLUS of everything, again and again, of which no reply is read."""
     client, rpc = calls_for(port)
@@ -341,6 +379,7 @@ def listings_unread(port):
     ).run(0.005)  # fmt: skip
 
 
+@grows(read_bytes=MIB, calls_in_flight=1)
 def reads_unread(port):
     """READs of 1 MiB of which no reply is read."""
     client, rpc = calls_for(port)
@@ -350,6 +389,7 @@ def reads_unread(port):
     Senders(port, ADMITTED, 100, make, reads=False).run(0.005)
 
 
+@grows(connections=100, broken_connections=1)
 def dribbling(port):
     """Large WRITEs that come a byte at a time."""
     client, rpc = calls_for(port)
@@ -370,6 +410,7 @@ def dribbling(port):
         time.sleep(0.02)
 
 
+@grows(garbage_calls=10, broken_connections=10)
 def garbage(port):
     """Records of noise, of nothing, of impossible lengths, and calls that end too early."""
     client, rpc = calls_for(port)
@@ -394,6 +435,7 @@ def garbage(port):
     Senders(port, ADMITTED, 20, make).run()
 
 
+@grows(denied_calls=100)
 def strangers(port):
     """Calls of clients that no export admits."""
     client, rpc = calls_for(port)
@@ -401,6 +443,7 @@ def strangers(port):
     Senders(port, STRANGER, 50, getattr_call).run()
 
 
+@grows(replays=1, dropped_retransmissions=1)
 def retransmissions(port):
     """One CREATE, WRITE or REMOVE, repeated over many connections without an end."""
     client, rpc = calls_for(port)
@@ -415,6 +458,7 @@ def retransmissions(port):
     Senders(port, ADMITTED, 50, lambda: random.choice(records) * 4).run()
 
 
+@grows(denied_calls=100, suppressed_log_lines=100)
 def log_provoking(port):
     """What earns a line of the log: mounts that are refused, broken handles, unknown versions."""
     _client, rpc = calls_for(port)
@@ -436,6 +480,7 @@ def log_provoking(port):
     Senders(port, STRANGER, 50, lambda: make() + make() + make()).run()
 
 
+@grows(readdirs=10, garbage_calls=10)
 def huge_counts(port):
     """The largest numbers that the protocol has room for."""
     client, rpc = calls_for(port)
@@ -481,7 +526,7 @@ def replies_that_are_not_read():
 
 @case(secs=CASE_SECS_MAX)
 def bytes_that_come_one_by_one():
-    under(dribbling)
+    under(dribbling, secs=DRIBBLING_SECS)
 
 
 @case(secs=CASE_SECS_MAX)
@@ -502,6 +547,22 @@ def calls_that_are_sent_again():
 @case(secs=CASE_SECS_MAX)
 def calls_that_are_logged():
     under(log_provoking)
+
+
+@grows(calls=1_000_000)
+def nothing(_port):
+    """No attack."""
+    time.sleep(CASE_SECS_MAX)
+
+
+@case(secs=CASE_SECS_MAX)
+def attack_that_does_nothing_is_found():
+    try:
+        under(nothing)
+    except AssertionError as failure:
+        check("nothing is no attack: calls grew by" in str(failure), str(failure))
+    else:
+        raise AssertionError("the case passed")
 
 
 @case(secs=CASE_SECS_MAX)

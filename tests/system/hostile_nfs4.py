@@ -16,7 +16,7 @@ import nfs4
 from harness import EXPORT, MIB, case, check, main
 from hostile import (
     ADMITTED, ANSWER_SECS_MAX, BLOCK_BYTES, CASE_SECS_MAX, FILE_BYTES, GOOD, SECS, STRANGER,
-    GoodClient, Senders, take_processors, under,
+    GoodClient, Senders, grows, take_processors, under,
 )  # fmt: skip
 
 SLOTS = OPERATIONS = 64
@@ -86,6 +86,7 @@ def refusable(call, *arguments, **options):
         return None
 
 
+@grows(nfs4_opens=10, nfs4_locks=10)
 def state_to_the_bounds(port):
     """Clients, sessions, opens and locks, with the longest names, until there are no more."""
     big, number, clients = handle_of(port, b"big"), 0, []
@@ -101,6 +102,7 @@ def state_to_the_bounds(port):
             refusable(client.call, *operations)
 
 
+@grows(calls_in_flight=1)
 def compounds_unread(port):
     """COMPOUNDs of many GETATTRs, READDIRs and READs of which no reply is read."""
     big, many = handle_of(port, b"big"), handle_of(port, b"many")
@@ -142,6 +144,7 @@ def all_slots(client, operations):
     )
 
 
+@grows(replays=10)
 def retries(port):
     """Calls that are sent again without an end, and others under their numbers."""
     client = None
@@ -165,10 +168,12 @@ def retries(port):
     Senders(port, ADMITTED, 50, make).run()
 
 
+@grows(nfs4_clients=10)
 def introductions(port):
     introduce(port, ADMITTED)
 
 
+@grows(denied_calls=100)
 def introductions_of_strangers(port):
     introduce(port, STRANGER)
 
@@ -185,6 +190,7 @@ def introduce(port, source):
     Senders(port, source, 50, make).run()
 
 
+@grows(nfs4_waiting_locks=1)
 def silent_backchannels(port):
     """Clients that wait for a lock again and again, and answer no notice of it."""
     big, waiters, turn = handle_of(port, b"big"), {}, 0
