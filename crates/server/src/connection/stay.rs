@@ -41,7 +41,7 @@ const DATA_BYTES_MAX: u64 = 256 * 1024;
 const SAMPLE_CALLS: u64 = 64;
 /// Parts that a call may come in while a thread waits for it.
 const PARTS_MAX: usize = 256;
-/// How often the network thread looks whether the staying thread gets on.
+/// [`Stay::check_interval`].
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Calls of a connection that came in a row, each when the one before it was answered, and each for
@@ -171,6 +171,8 @@ struct Stay {
     purpose: Purpose,
     /// The client's, of the device of its thread.
     share: Share,
+    /// How often the network thread looks whether the staying thread gets on.
+    check_interval: Duration,
     /// The receiver until the thread begins, and while it performs a call.
     reading: Mutex<Option<Reading>>,
     /// Calls begun.
@@ -196,39 +198,7 @@ pub(super) async fn stay(
     receiver: Receiver<SocketReader>,
     call: Accepted,
 ) -> Option<Stayed> {
-    let Some(seat) = intake.service.stays.of(purpose).take(intake.activity.client()) else {
-        return Some(Stayed::Refused(receiver, call));
-    };
-    let stay = Arc::new(Stay::new(intake, purpose, call.share.clone()));
-    let (hand_back, handed_back) = oneshot::channel();
-    let (give, given) = mpsc::sync_channel(1);
-    let staying = Arc::clone(&stay);
-    let job = move || {
-        if let Ok(call) = given.recv() {
-            staying.serve(call, hand_back);
-        }
-    };
-    if !stay.share.leave_to(purpose.lane, job) {
-        return Some(Stayed::Refused(receiver, call));
-    }
-    intake.socket.stop_watching();
-    let _ends = EndsStay(&stay);
-    stay.lay_down(receiver);
-    give.send(call).ok()?;
-    let end = stay.end(handed_back).await?;
-    // A thread that has lost the receiver ends the call as any other does.
-    drop(seat);
-    if let Err(error) = intake.socket.watch() {
-        let client = intake.peer.address;
-        tracing::warn!(%client, %error, "connection closed: cannot register its socket with epoll");
-        return None;
-    }
-    Some(match end {
-        End::Received(received) => Stayed::Ended { received: *received, has_failed: false },
-        End::Reading { reading, has_failed } => {
-            Stayed::Ended { received: reading.await, has_failed }
-        }
-    })
+    Stay::new(intake, purpose, call.share.clone()).run(receiver, call).await
 }
 
 impl Stay {
@@ -237,10 +207,51 @@ impl Stay {
             intake: Arc::clone(intake),
             purpose,
             share,
+            check_interval: CHECK_INTERVAL,
             reading: Mutex::new(None),
             begun: AtomicU64::new(0),
             is_over: AtomicBool::new(false),
         }
+    }
+
+    /// As [`stay`].
+    async fn run(self, receiver: Receiver<SocketReader>, call: Accepted) -> Option<Stayed> {
+        let (client, seats) = (self.intake.activity.client(), &self.intake.service.stays);
+        let Some(seat) = seats.of(self.purpose).take(client) else {
+            return Some(Stayed::Refused(receiver, call));
+        };
+        let stay = Arc::new(self);
+        let intake = &stay.intake;
+        let (hand_back, handed_back) = oneshot::channel();
+        let (give, given) = mpsc::sync_channel(1);
+        let staying = Arc::clone(&stay);
+        let job = move || {
+            if let Ok(call) = given.recv() {
+                staying.serve(call, hand_back);
+            }
+        };
+        if !stay.share.leave_to(stay.purpose.lane, job) {
+            return Some(Stayed::Refused(receiver, call));
+        }
+        intake.socket.stop_watching();
+        let _ends = EndsStay(&stay);
+        stay.lay_down(receiver);
+        give.send(call).ok()?;
+        let end = stay.end(handed_back).await?;
+        // A thread that has lost the receiver ends the call as any other does.
+        drop(seat);
+        if let Err(error) = intake.socket.watch() {
+            let client = intake.peer.address;
+            let why = "cannot register its socket with epoll";
+            tracing::warn!(%client, %error, "connection closed: {why}");
+            return None;
+        }
+        Some(match end {
+            End::Received(received) => Stayed::Ended { received: *received, has_failed: false },
+            End::Reading { reading, has_failed } => {
+                Stayed::Ended { received: reading.await, has_failed }
+            }
+        })
     }
 
     /// Waits for the end of the stay, or takes the receiver away from a thread that has not begun,
@@ -250,7 +261,7 @@ impl Stay {
         loop {
             tokio::select! {
                 end = &mut handed_back => return end.ok(),
-                () = tokio::time::sleep(CHECK_INTERVAL) => {}
+                () = tokio::time::sleep(self.check_interval) => {}
             }
             let begun = self.begun.load(Ordering::Relaxed);
             if std::mem::replace(&mut seen, begun) == begun

@@ -118,9 +118,22 @@ impl Rig {
         self.client.write_all(&null()).unwrap();
     }
 
+    /// The stay for a call.
+    fn stay_for(&self, call: &Accepted) -> Stay {
+        let purpose = purpose(call).expect("a thread stays for it");
+        Stay::new(&self.intake, purpose, call.share.clone())
+    }
+
+    /// The same, which waits for its thread however late that begins.
+    fn patient_stay_for(&self, call: &Accepted) -> Stay {
+        Stay { check_interval: 2 * PATIENCE, ..self.stay_for(call) }
+    }
+
     async fn stay(&self, receiver: Receiver<SocketReader>, call: Accepted) -> (Received, bool) {
-        let purpose = purpose(&call).expect("a thread stays for it");
-        let stay = stay(&self.intake, purpose, receiver, call);
+        Self::ended(self.stay_for(&call).run(receiver, call)).await
+    }
+
+    async fn ended(stay: impl Future<Output = Option<Stayed>>) -> (Received, bool) {
         let stayed = tokio::time::timeout(PATIENCE, stay).await;
         match stayed.expect("the stay ends").expect("the connection goes on") {
             Stayed::Ended { received, has_failed } => (received, has_failed),
@@ -260,17 +273,11 @@ async fn a_write_that_waits_for_others_ends_the_stay_and_is_performed() {
 async fn a_client_that_pauses_is_heard_afterwards() {
     let (mut rig, receiver) = Rig::new().await;
     let write = rig.write(async {});
-    let stayed = {
-        let intake = Arc::clone(&rig.intake);
-        tokio::spawn(async move { stay(&intake, of(LaneKind::Data), receiver, write).await })
-    };
+    let stayed = tokio::spawn(rig.patient_stay_for(&write).run(receiver, write));
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(!stayed.is_finished(), "the receiver waits for a call");
     rig.send_null();
-    let stayed = tokio::time::timeout(PATIENCE, stayed).await.unwrap().unwrap();
-    let Some(Stayed::Ended { received: (_, next), has_failed }) = stayed else {
-        panic!("the connection goes on")
-    };
+    let ((_, next), has_failed) = Rig::ended(async { stayed.await.unwrap() }).await;
     assert!(!has_failed);
     rig.answer(next).await;
 }
@@ -306,7 +313,8 @@ async fn calls_that_are_refused_end_the_stay_however_many_come() {
     thread::spawn(move || while client.read(&mut [0; 65_536]).is_ok_and(|len| len > 0) {});
     thread::sleep(Duration::from_millis(50));
     let write = rig.write(async {});
-    let ((_, next), has_failed) = rig.stay(receiver, write).await;
+    let stay = rig.patient_stay_for(&write).run(receiver, write);
+    let ((_, next), has_failed) = Rig::ended(stay).await;
     assert!(matches!(next, Next::Settled) && !has_failed);
     rig.client.shutdown(Shutdown::Both).unwrap();
 }
