@@ -43,6 +43,8 @@ fn null() -> Vec<u8> {
 struct Rig {
     intake: Arc<Intake>,
     client: TcpStream,
+    /// When its calls come: all at once, and so in one streak however busy the machine is.
+    received: Moment,
     _permit: ConnectionPermit,
     _server: Server,
     _dir: TempDir,
@@ -87,8 +89,8 @@ impl Rig {
             dues: Arc::default(),
             waits: Mutex::default(),
         };
-        let intake = Arc::new(intake);
-        (Self { intake, client, _permit: permit, _server: server, _dir: dir }, receiver)
+        let (intake, received) = (Arc::new(intake), Moment::now());
+        (Self { intake, client, received, _permit: permit, _server: server, _dir: dir }, receiver)
     }
 
     fn write(&self, work: impl Future<Output = ()> + Send + 'static) -> Accepted {
@@ -108,7 +110,7 @@ impl Rig {
                 LaneKind::Metadata => Transfer::None,
             },
             is_alone: true,
-            received: Moment::now(),
+            received: self.received,
             is_limited: false,
         }
     }
