@@ -18,7 +18,7 @@ use crate::fs::Status;
 use crate::request::Request;
 use crate::service::Service;
 use crate::trace::Event;
-use crate::vfs::{DirectoryEntry, Listing, Pushed};
+use crate::vfs::{DirectoryEntry, Listing, Objects, Pushed};
 
 /// Cookies are the kernel's offsets and good for as long as the directory lives, so one verifier
 /// fits all. A client that presents an older one must not be sent back to the start.
@@ -86,9 +86,9 @@ async fn perform(
         filled: 0,
         names: 0,
     };
-    let with_objects = kind == Kind::Objects;
+    let objects = if kind == Kind::Objects { Objects::All } else { Objects::None };
     let answer =
-        service.vfs.readdir(&caller, &object, cookie, with_objects, page, ReplyPage::push).await;
+        service.vfs.readdir(&caller, &object, cookie, objects, page, ReplyPage::push).await;
     let attributes = answer.attributes.map(|a| convert::attributes(&object, &a));
     let Listing { page, eof } = answer.result.map_err(Refused::with(attributes))?;
     Ok(Listed { attributes, names: page.names, entries: page.finish(eof) })

@@ -22,7 +22,7 @@ use crate::export::Object;
 use crate::fs;
 use crate::service::Service;
 use crate::trace::Event;
-use crate::vfs::{DirectoryEntry, Pushed};
+use crate::vfs::{DirectoryEntry, Objects, Pushed};
 
 /// Cookies are the kernel's offsets and good for as long as the directory lives, so one verifier
 /// fits all.
@@ -119,9 +119,9 @@ impl<'a> Compound<'a> {
     ) -> Outcome<Listed> {
         let Located { caller, object } = located;
         let (service, cookie) = (self.request.service, args.cookie);
-        let with_objects = !page.wanted.difference(WITHOUT_OBJECT).is_empty();
-        let answer =
-            service.vfs.readdir(caller, object, cookie, with_objects, page, Page::push).await;
+        let is_without = page.wanted.difference(WITHOUT_OBJECT).is_empty();
+        let objects = if is_without { Objects::None } else { Objects::OfNames };
+        let answer = service.vfs.readdir(caller, object, cookie, objects, page, Page::push).await;
         let listing = answer.result?;
         Ok(listing.page.finish(listing.eof))
     }

@@ -54,7 +54,7 @@ pub(crate) use copy::{Allocation, CopyEnd, CopyRange, Sought};
 pub(crate) use fsinfo::{FileSystemSpace, PathLimits};
 pub(crate) use namespace::{CreateMode, NodeKind};
 pub(crate) use read::ReadDone;
-pub(crate) use readdir::{DirectoryEntry, Listing, Pushed};
+pub(crate) use readdir::{DirectoryEntry, Listing, Objects, Pushed};
 pub(crate) use switches::Switches;
 pub(crate) use write::Stability;
 pub(crate) use xattr::{SetXattr, XattrNames};

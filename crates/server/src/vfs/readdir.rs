@@ -65,7 +65,7 @@ impl Vfs {
         caller: &Caller,
         object: &Object,
         cookie: u64,
-        with_objects: bool,
+        objects: Objects,
         page: P,
         push: Push<P>,
     ) -> Answer<Option<Attributes>, Listing<P>> {
@@ -83,7 +83,7 @@ impl Vfs {
         let attributes = directory.lock.attributes(live);
         let state = DirectoryState { shown: attributes.ctime, is_settled: *attributes == live };
         let places = Arc::clone(&self.listings);
-        let known = with_objects.then(|| Arc::clone(&self.handle_cache));
+        let known = Arc::clone(&self.handle_cache);
         let page = Mutex::new(Some(page));
         let job = move || {
             let mut stream = open_listing(&directory, state, cookie)?;
@@ -91,7 +91,7 @@ impl Vfs {
             let page = page.lock().unwrap_or_else(PoisonError::into_inner).take();
             let mut page = page.ok_or(Status::NoDescriptor)?;
             let push = |entry: &DirectoryEntry<'_>| push(&mut page, entry);
-            let eof = list_from(&directory, &mut stream, known.as_deref(), push)?;
+            let eof = list_from(&directory, &mut stream, (objects, &known), push)?;
             directory.streams()?.put_back(stream, &places);
             Ok(Listing { page, eof })
         };
@@ -141,18 +141,32 @@ fn open_listing(
     Ok(stream)
 }
 
-/// Lists as the identity of this thread, and returns whether the directory ends there. Entries have
-/// their objects with `known`, the handles that need not be asked for.
+/// The entries of a listing that are returned with their objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Objects {
+    None,
+    /// Those of names, and none for `.` and `..`.
+    OfNames,
+    All,
+}
+
+/// Lists as the identity of this thread, and returns whether the directory ends there. `known` has
+/// the handles that need not be asked for.
 fn list_from(
     directory: &Inode,
     stream: &mut DirectoryStream,
-    known: Option<&HandleCache>,
+    (objects, known): (Objects, &HandleCache),
     mut push: impl FnMut(&DirectoryEntry<'_>) -> Pushed,
 ) -> Result<bool, Status> {
     let began = Instant::now();
     let mut is_empty = true;
     while let Some((next, fd)) = stream.peek()? {
-        let (fileid, object) = describe(directory, fd, next, known);
+        let has_object = match objects {
+            Objects::None => false,
+            Objects::OfNames => next.name != c"." && next.name != c"..",
+            Objects::All => true,
+        };
+        let (fileid, object) = describe(directory, fd, next, has_object.then_some(known));
         let entry = DirectoryEntry { fileid, name: next.name, cookie: next.cookie, object };
         match push(&entry) {
             Pushed::Full if is_empty => return Err(Status::TooSmall),
