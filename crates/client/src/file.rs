@@ -229,6 +229,8 @@ impl File {
     /// for the next open and for [`FileSystem::sync`](crate::FileSystem::sync).
     pub async fn release(self) {
         let _closing = self.inode.superblock().begin_close();
+        // From before the COMMIT: a program may expect the name to be gone.
+        let _removals = self.inode.begin_silly_removals();
         // As in `close`.
         let file = self;
         if let Ok(written) = file.inode.written() {

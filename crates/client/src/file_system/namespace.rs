@@ -223,6 +223,10 @@ impl FileSystem {
     /// # Errors
     /// Those of the call.
     pub async fn remove_dir(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
+        // The directory is not empty while it has the name of a file that was closed.
+        if let Some(removed) = dir.child(name) {
+            removed.silly_removals_ended().await;
+        }
         let change = dir.begin_name_change(name);
         let removed = dir.note_outcome(self.nfs.rmdir(dir.handle(), name).await)?;
         change.finish(&Evidence::of_removed_dir(&removed));

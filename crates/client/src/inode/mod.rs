@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use proto::nfs3::{Attributes, FileHandle, FileType, SetAttributes, Status};
 use rustix::io::Errno;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 pub(crate) use silly_rename::{Hold, SillyRename, remove, silly_name};
 pub(crate) use superblock::Superblock;
@@ -73,6 +73,8 @@ struct DirectoryContents {
     /// Objects by the names under which they were found. A hint, which the server has not confirmed
     /// since. Handles, because a weak reference would keep the memory of a dropped inode.
     children: Mutex<HashMap<Bytes, FileHandle>>,
+    /// Silly names in the directory that are being removed.
+    silly_removals: watch::Sender<usize>,
 }
 
 struct FileContents {
@@ -158,6 +160,7 @@ impl Inode {
             FileType::Directory => Contents::Directory(DirectoryContents {
                 listing: table.superblock().listing(fileid, handle),
                 children: Mutex::default(),
+                silly_removals: watch::Sender::new(0),
             }),
             _ => Contents::Other,
         };
@@ -425,7 +428,7 @@ impl Inode {
     /// Notes that this client has changed `name` in the directory. `after` is the directory's
     /// change stamp, or `None` if another client changed it too.
     fn name_changed(&self, name: &[u8], after: Option<Change>) {
-        if let Contents::Directory(DirectoryContents { listing, children }) = &self.contents {
+        if let Contents::Directory(DirectoryContents { listing, children, .. }) = &self.contents {
             listing.note_own_change(name, after);
             lock(children).remove(name);
         }
@@ -448,7 +451,8 @@ impl Inode {
     /// The object that `name` in the directory was last known to refer to, from a LOOKUP, a change
     /// by this client or a listing, if it is referenced.
     pub(crate) fn child(&self, name: &[u8]) -> Option<Arc<Self>> {
-        let Contents::Directory(DirectoryContents { listing, children }) = &self.contents else {
+        let Contents::Directory(DirectoryContents { listing, children, .. }) = &self.contents
+        else {
             return None;
         };
         let found = lock(children).get(name).copied();

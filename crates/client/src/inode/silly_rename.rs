@@ -7,8 +7,8 @@ use proto::nfs3::Status;
 use tokio::runtime::Handle;
 use tokio::sync::OwnedMutexGuard;
 
-use super::superblock::InProgress;
-use super::{Inode, lock, to_the_end};
+use super::superblock::{InProgress, ended};
+use super::{Contents, Inode, lock, to_the_end};
 use crate::Result;
 use crate::cache::change::Evidence;
 use crate::nfs3::Nfs3;
@@ -40,6 +40,15 @@ impl SillyRename {
     }
 }
 
+/// Begins the removals in the directories of the names.
+fn begin_all(silly_renames: &[SillyRename]) -> Vec<InProgress> {
+    let begin = |silly_rename: &SillyRename| match &silly_rename.dir.contents {
+        Contents::Directory(directory) => Some(InProgress::begin(&directory.silly_removals)),
+        Contents::File(_) | Contents::Other => None,
+    };
+    silly_renames.iter().filter_map(begin).collect()
+}
+
 /// Keeps a file: while it is held, this client renames its last name instead of removing it. Held
 /// by each open file and, from before its first call, by each open in progress.
 pub(crate) struct Hold {
@@ -63,18 +72,18 @@ impl Hold {
     /// Ends the hold. The last one of a removed file removes its silly rename, also if this is
     /// dropped.
     pub(crate) async fn end(mut self) {
-        if let Some(removal) = self.count_end() {
+        if let Some(removals) = self.count_end() {
             let inode = Arc::clone(&self.inode);
             let remove = async move {
                 remove_unless_held(inode).await;
-                drop(removal);
+                drop(removals);
             };
             to_the_end(self.inode.superblock(), remove).await;
         }
     }
 
-    /// Counts the end, once. Begins a removal if there is something to remove.
-    fn count_end(&mut self) -> Option<InProgress> {
+    /// Counts the end, once. Begins the removals if there is something to remove.
+    fn count_end(&mut self) -> Option<Vec<InProgress>> {
         if std::mem::replace(&mut self.is_ended, true) {
             return None;
         }
@@ -83,13 +92,13 @@ impl Hold {
         opens.holds -= 1;
         superblock.file_closed();
         let has_ended = opens.holds == 0 && !opens.silly_renames.is_empty();
-        has_ended.then(|| superblock.begin_silly_removal())
+        has_ended.then(|| begin_all(&opens.silly_renames))
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        if let Some(removal) = self.count_end()
+        if let Some(removals) = self.count_end()
             && let Ok(runtime) = Handle::try_current()
         {
             let inode = Arc::clone(&self.inode);
@@ -100,7 +109,7 @@ impl Drop for Hold {
                     written.commit().await;
                 }
                 remove_unless_held(inode).await;
-                drop((removal, closing));
+                drop((removals, closing));
             });
         }
     }
@@ -138,6 +147,20 @@ impl Inode {
     pub(crate) async fn removal_turn(&self) -> Option<OwnedMutexGuard<()>> {
         let removing = Arc::clone(&self.file().ok()?.removing);
         Some(removing.lock_owned().await)
+    }
+
+    /// The removals of the silly names of a file that is being closed, until the guards are
+    /// dropped.
+    pub(crate) fn begin_silly_removals(&self) -> Vec<InProgress> {
+        let Ok(file) = self.file() else { return Vec::new() };
+        begin_all(&lock(&file.opens).silly_renames)
+    }
+
+    /// Waits until no silly name is being removed in the directory.
+    pub(crate) async fn silly_removals_ended(&self) {
+        if let Contents::Directory(directory) = &self.contents {
+            ended(&directory.silly_removals).await;
+        }
     }
 
     /// Holds a file that is held already.

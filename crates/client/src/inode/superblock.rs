@@ -29,8 +29,6 @@ pub(crate) struct Superblock {
     open_files: AtomicUsize,
     /// Closes in progress, and removals of names.
     closes: watch::Sender<usize>,
-    /// Removals of silly names in progress.
-    silly_removals: watch::Sender<usize>,
     write_pairs: WritePairs,
     /// An error of written data that was reported to no open file, of an inode that is dropped.
     lost: Mutex<Option<Error>>,
@@ -41,7 +39,7 @@ pub(crate) struct Superblock {
 pub(crate) struct InProgress(watch::Sender<usize>);
 
 impl InProgress {
-    fn begin(counter: &watch::Sender<usize>) -> Self {
+    pub(super) fn begin(counter: &watch::Sender<usize>) -> Self {
         counter.send_modify(|count| *count += 1);
         Self(counter.clone())
     }
@@ -54,7 +52,7 @@ impl Drop for InProgress {
 }
 
 /// Waits until nothing that `counter` counts is in progress.
-async fn ended(counter: &watch::Sender<usize>) {
+pub(super) async fn ended(counter: &watch::Sender<usize>) {
     // There is a sender.
     let _ = counter.subscribe().wait_for(|count| *count == 0).await;
 }
@@ -89,7 +87,6 @@ impl Superblock {
             listing: Arc::new(listing),
             open_files: AtomicUsize::new(0),
             closes: watch::Sender::new(0),
-            silly_removals: watch::Sender::new(0),
             write_pairs: WritePairs::default(),
             lost: Mutex::default(),
             on_foreign_change: OnceLock::new(),
@@ -146,16 +143,6 @@ impl Superblock {
     /// Waits until no file is being closed and no name removed.
     pub(crate) async fn closes_ended(&self) {
         ended(&self.closes).await;
-    }
-
-    /// A silly name is being removed until the guard is dropped.
-    pub(crate) fn begin_silly_removal(&self) -> InProgress {
-        InProgress::begin(&self.silly_removals)
-    }
-
-    /// Waits until no silly name is being removed.
-    pub(crate) async fn silly_removals_ended(&self) {
-        ended(&self.silly_removals).await;
     }
 
     /// Whether any file of the mount is open or being opened.

@@ -38,7 +38,7 @@ impl Operations {
         if cookie == 0 {
             // rewinddir(3): the listing has to show the current names.
             // A program that has closed a removed file does not expect its silly name.
-            node.inode.superblock().silly_removals_ended().await;
+            node.inode.silly_removals_ended().await;
             directory.rewind().await?;
         }
         let names = directory.entries_after(cookie).await?;
