@@ -44,6 +44,13 @@ impl Directory {
         self.reader.entries_after(cookie).await
     }
 
+    /// Whether the handle of `name` in `entries` of this directory may be used now. A listing shows
+    /// the names as they were; one of them may refer to another object since.
+    #[must_use]
+    pub fn is_believed(&self, entries: &PageSlice, name: &[u8]) -> bool {
+        self.reader.is_believed(entries, name)
+    }
+
     /// `rewinddir`: the listing shows the directory as it is from now on.
     ///
     /// # Errors

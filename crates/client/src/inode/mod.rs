@@ -448,18 +448,16 @@ impl Inode {
         children.insert(Bytes::copy_from_slice(name), child.handle);
     }
 
-    /// The object that `name` in the directory was last known to refer to, from a LOOKUP, a change
-    /// by this client or a listing, if it is referenced.
+    /// The object that `name` in the directory was last known to refer to, if it is referenced.
     pub(crate) fn child(&self, name: &[u8]) -> Option<Arc<Self>> {
-        let Contents::Directory(DirectoryContents { listing, children, .. }) = &self.contents
-        else {
+        let Contents::Directory(DirectoryContents { children, .. }) = &self.contents else {
             return None;
         };
-        let found = lock(children).get(name).copied();
-        self.table.get(&found.or_else(|| listing.handle_of(name))?)
+        let handle = *lock(children).get(name)?;
+        self.table.get(&handle)
     }
 
-    /// The names in the directory that were looked up.
+    /// The names in the directory whose objects were [found](Self::name_found).
     pub(crate) fn names(&self) -> Vec<Bytes> {
         match &self.contents {
             Contents::Directory(DirectoryContents { children, .. }) => {

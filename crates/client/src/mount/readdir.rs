@@ -53,7 +53,10 @@ impl Operations {
                 break;
             }
             if plus {
-                let inode = caller.listed(&name, names.fetched_at().elapsed());
+                // The kernel takes it for the answer to a LOOKUP.
+                let is_believed = directory.is_believed(&names, name.name);
+                let age = names.fetched_at().elapsed();
+                let inode = is_believed.then(|| caller.listed(&name, age)).flatten();
                 self.add_plus(&mut listing, &node, &name, inode);
             } else {
                 listing.add(&dirent(&name));
@@ -72,6 +75,7 @@ impl Operations {
         match inode {
             // The kernel has the directory and its parent already, with other numbers.
             Some(inode) if !matches!(name.name, b"." | b"..") => {
+                dir.inode.name_found(name.name, &inode);
                 let entry = self.entry(&dir.inode, &inode);
                 listing.add_plus(&dirent(name), Some(&entry));
             }

@@ -13,7 +13,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use tokio::runtime::Handle;
 
-use self::peer::{FILE, Peer, within};
+use self::peer::{DIRECTORY, FILE, LAST, Peer, within};
 use super::callers::is_exiting;
 use super::operations::{Operations, Refusal};
 use super::request::{HEAD_BYTES, Head, Name, Setattr};
@@ -355,13 +355,8 @@ async fn link_succeeds_if_the_attributes_are_left_out_and_cannot_be_asked_for() 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_open_waits_for_the_removal_of_a_name_known_from_a_listing() {
-    let readdirplus = UseReaddirplus::Always;
-    let options = MountOptions { readdirplus, ..MountOptions::default() };
-    let (peer, operations) = Peer::mounted_with(options).await;
-    let root = request(ROOT, 0);
-    let dir = operations.opendir(&root).await.map_err(errno).unwrap().granted.dir.unwrap();
-    let listed = operations.readdir(&root, dir, 0, 4096, true).await.map_err(errno).unwrap();
-    let node = listed.granted.nodes[0];
+    let (peer, operations, dir) = listing().await;
+    let node = listed(&operations, dir, 0, 4096).await[0];
     peer.hold(Procedure::Remove);
     let unlinking = Arc::clone(&operations);
     let unlinked =
@@ -376,6 +371,77 @@ async fn an_open_waits_for_the_removal_of_a_name_known_from_a_listing() {
     peer.release();
     assert!(within(unlinked).await.unwrap().is_ok());
     let _ = within(opened).await.unwrap();
+}
+
+/// A mount that lists by READDIRPLUS, and the `fh` of its root directory.
+async fn listing() -> (Arc<Peer>, Arc<Operations>, u64) {
+    let readdirplus = UseReaddirplus::Always;
+    let options = MountOptions { readdirplus, ..MountOptions::default() };
+    let (peer, operations) = Peer::mounted_with(options).await;
+    let opened = operations.opendir(&request(ROOT, 0)).await;
+    let dir = opened.map_err(errno).unwrap().granted.dir.unwrap();
+    (peer, operations, dir)
+}
+
+/// READDIRPLUS behind `cookie`. Returns the node numbers of the names.
+async fn listed(operations: &Operations, dir: u64, cookie: u64, size: u32) -> Vec<u64> {
+    let listed = operations.readdir(&request(ROOT, 0), dir, cookie, size, true).await;
+    listed.map_err(errno).unwrap().granted.nodes
+}
+
+/// Room for one name in a READDIRPLUS of the kernel.
+const ONE_NAME_BYTES: u32 = 200;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_listing_leads_no_more_to_the_object_of_a_name_that_was_renamed() {
+    let (_peer, operations, dir) = listing().await;
+    assert_eq!(listed(&operations, dir, 0, ONE_NAME_BYTES).await.len(), 1);
+    let root = request(ROOT, 0);
+    let (name, new_name) = (Name(LAST.into()), Name(b"old"[..].into()));
+    let renamed = operations.rename(&root, &name, ROOT, &new_name, 0);
+    assert!(renamed.await.is_ok());
+    assert_eq!(listed(&operations, dir, 1, ONE_NAME_BYTES).await, []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_that_was_opened_by_a_name_from_a_listing_keeps_a_silly_name() {
+    let (peer, operations, dir) = listing().await;
+    let before = looked_up(&operations).await;
+    peer.replace_file();
+    let listed = listed(&operations, dir, 0, 4096).await;
+    assert_ne!(listed[0], before);
+    opened(&operations, listed[0], 0).await;
+    assert!(operations.unlink(&request(ROOT, 0), &Name(FILE.into())).await.is_ok());
+    assert_eq!(peer.calls(&[Procedure::Remove, Procedure::Rename]).len(), 1);
+    assert_eq!(peer.calls(&[Procedure::Rename]).len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_directory_is_removed_behind_the_silly_names_of_closed_files_in_it() {
+    let (peer, operations) = Peer::mounted().await;
+    let directory = looked_up_by(&operations, DIRECTORY).await;
+    let in_directory = request(directory, 0);
+    let found = operations.lookup(&in_directory, &Name(FILE.into())).await;
+    let node = found.map_err(errno).unwrap().granted.nodes[0];
+    let fh = opened(&operations, node, 0).await;
+    write(&operations, node, fh).await;
+    assert!(operations.unlink(&in_directory, &Name(FILE.into())).await.is_ok());
+    peer.hold(Procedure::Commit);
+    let releasing = Arc::clone(&operations);
+    let released = tokio::spawn(async move { releasing.release(fh).await });
+    within(peer.called(Procedure::Commit)).await;
+    let removing = Arc::clone(&operations);
+    let removed =
+        tokio::spawn(
+            async move { removing.rmdir(&request(ROOT, 0), &Name(DIRECTORY.into())).await },
+        );
+    tokio::time::sleep(A_WHILE).await;
+    assert!(peer.calls(&[Procedure::Rmdir]).is_empty(), "RMDIR has overtaken REMOVE");
+    peer.release();
+    within(released).await.unwrap();
+    assert!(within(removed).await.unwrap().is_ok());
+    let order = peer.calls(&[Procedure::Remove, Procedure::Rmdir]);
+    assert_eq!(order[0].procedure, Procedure::Remove);
 }
 
 #[test]

@@ -139,21 +139,11 @@ impl DirectoryCache {
     #[must_use]
     pub(crate) fn lookup(&self, name: &[u8]) -> Option<Found> {
         let now = Instant::now();
-        self.lock().learned.look_up(now);
-        self.find(name, now)
-    }
-
-    /// The cached handle of `name`, as by [`lookup`](Self::lookup), for a call that needs no
-    /// attributes: the next listing does not ask for them because of it.
-    pub(crate) fn handle_of(&self, name: &[u8]) -> Option<FileHandle> {
-        Some(self.find(name, Instant::now())?.handle)
-    }
-
-    fn find(&self, name: &[u8], now: Instant) -> Option<Found> {
+        let mut contents = self.lock();
+        contents.learned.look_up(now);
         if matches!(name, b"." | b"..") {
             return None;
         }
-        let mut contents = self.lock();
         let Contents { validity, pages, .. } = &mut *contents;
         let is_valid = validity.handles_of(name, now, self.config.names_believed);
         let (page, at) = pages.find_name(name, |page| page.plus && is_valid(page))?;
@@ -163,6 +153,12 @@ impl DirectoryCache {
             attributes: entry.attributes.copied(),
             age: now.saturating_duration_since(page.fetched_at),
         })
+    }
+
+    /// Whether the handle of `name` in a page may be used now, as by [`lookup`](Self::lookup).
+    pub(super) fn is_believed(&self, page: &Page, name: &[u8]) -> bool {
+        let now = Instant::now();
+        self.lock().validity.handles_of(name, now, self.config.names_believed)(page)
     }
 
     /// Notes that this client has created, removed, replaced or renamed `name`. `after` is the

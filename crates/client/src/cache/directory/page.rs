@@ -302,6 +302,11 @@ impl PageSlice {
         self.page.last_cookie()
     }
 
+    /// The reply that the entries are from.
+    pub(super) fn page(&self) -> &Page {
+        &self.page
+    }
+
     /// The entries, in the server's order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Entry<'_>> {
         self.entries.clone().map(|at| self.page.entry(at))

@@ -67,6 +67,11 @@ impl DirectoryCache {
 }
 
 impl<S: ListingSource> Reader<S> {
+    /// Whether the handle of `name` in `entries` may be used now.
+    pub(crate) fn is_believed(&self, entries: &PageSlice, name: &[u8]) -> bool {
+        self.directory.is_believed(entries.page(), name)
+    }
+
     fn new(directory: Arc<DirectoryCache>, source: S, current: Option<Change>) -> Self {
         let view = directory.add_reader(current);
         let progress = Progress {

@@ -1,4 +1,5 @@
-//! An NFS server in memory whose replies a test holds or makes fail. Each name leads to a file.
+//! An NFS server in memory whose replies a test holds or makes fail. Each name but that of the
+//! directory leads to a file.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -6,10 +7,10 @@ use std::time::Duration;
 use proto::nfs3::{
     AccessArgs, AccessOk, AccessReply, Attributes, CommitOk, CommitReply, CookieVerifier,
     EntryPlus, FileHandle, FileType, FsinfoOk, FsinfoReply, GetattrArgs, GetattrOk, GetattrReply,
-    LinkOk, LinkReply, LookupArgs, LookupOk, LookupReply, Procedure, ReaddirplusOk,
-    ReaddirplusReply, RemovedOk, RemovedReply, RenameOk, RenameReply, SetAttributes, SetattrArgs,
-    SetattrOk, SetattrReply, StableHow, Status, Time, WccData, WriteArgs, WriteOk, WriteReply,
-    WriteVerifier,
+    LinkOk, LinkReply, LookupArgs, LookupOk, LookupReply, Procedure, ReaddirplusArgs,
+    ReaddirplusOk, ReaddirplusReply, RemovedOk, RemovedReply, RenameOk, RenameReply, SetAttributes,
+    SetattrArgs, SetattrOk, SetattrReply, StableHow, Status, Time, WccData, WriteArgs, WriteOk,
+    WriteReply, WriteVerifier,
 };
 use proto::oncrpc::{Credential, decode_call, encode_success};
 use proto::xdr::{Encode, Reader, Writer, decode_all};
@@ -40,6 +41,8 @@ struct State {
     size: u64,
     /// The replies to SETATTR have no attributes.
     leaves_out_attributes: bool,
+    /// [`FILE`] leads to another file.
+    is_replaced: bool,
     refusal: Option<(Procedure, Status)>,
 }
 
@@ -54,6 +57,12 @@ pub(super) struct Received {
 
 /// The name of a file in the root directory.
 pub(super) const FILE: &[u8] = b"file";
+
+/// The name of a directory in any directory.
+pub(super) const DIRECTORY: &[u8] = b"directory";
+
+/// The name that is listed behind [`FILE`].
+pub(super) const LAST: &[u8] = b"last";
 
 /// The handle of the root directory.
 const ROOT: &[u8] = b"root";
@@ -97,6 +106,11 @@ impl Peer {
     /// Leaves the attributes out of all replies to SETATTR from now on.
     pub(super) fn leave_out_attributes(&self) {
         self.state().leaves_out_attributes = true;
+    }
+
+    /// Another client replaces [`FILE`].
+    pub(super) fn replace_file(&self) {
+        self.state().is_replaced = true;
     }
 
     /// Holds the replies to `procedure` until [`release`](Self::release).
@@ -190,7 +204,7 @@ impl State {
             }
             Procedure::Lookup => {
                 let LookupArgs { what } = decode_all(arguments).unwrap();
-                let (object, dir_attributes) = (handle(what.name), None);
+                let (object, dir_attributes) = (self.found(what.name), None);
                 let object_attributes = Some(self.attributes(object));
                 let found = LookupOk { object, object_attributes, dir_attributes };
                 LookupReply::Ok(found).encode(w);
@@ -213,13 +227,16 @@ impl State {
                 SetattrReply::Ok(SetattrOk { wcc }).encode(w);
             }
             Procedure::Readdirplus => {
-                let entries = [EntryPlus {
-                    fileid: self.attributes(handle(FILE)).fileid,
-                    name: FILE,
-                    cookie: 1,
-                    attributes: Some(self.attributes(handle(FILE))),
-                    handle: Some(handle(FILE)),
-                }];
+                let ReaddirplusArgs { cookie, .. } = decode_all(arguments).unwrap();
+                let entries = [FILE, LAST].map(|name| EntryPlus {
+                    fileid: self.attributes(self.found(name)).fileid,
+                    name,
+                    cookie: if name == FILE { 1 } else { 2 },
+                    attributes: Some(self.attributes(self.found(name))),
+                    handle: Some(self.found(name)),
+                });
+                let behind = entries.iter().filter(|entry| entry.cookie > cookie);
+                let entries: Vec<_> = behind.copied().collect();
                 let listing = ReaddirplusOk {
                     dir_attributes: Some(self.attributes(handle(ROOT))),
                     verifier: CookieVerifier::default(),
@@ -235,18 +252,27 @@ impl State {
                 let linked = LinkOk { file_attributes: None, dir_wcc: wcc };
                 LinkReply::Ok(linked).encode(w);
             }
-            Procedure::Remove => RemovedReply::Ok(RemovedOk { dir_wcc: wcc }).encode(w),
+            Procedure::Remove | Procedure::Rmdir => {
+                RemovedReply::Ok(RemovedOk { dir_wcc: wcc }).encode(w)
+            }
             other => panic!("{} is not expected", other.name()),
         }
+    }
+
+    /// The object under a name in the root directory.
+    fn found(&self, name: &[u8]) -> FileHandle {
+        if name == FILE && self.is_replaced { handle(b"another") } else { handle(name) }
     }
 
     fn attributes(&self, object: FileHandle) -> Attributes {
         let time = Time { seconds: 1, nseconds: 0 };
         let file = file_attributes(self.size, time);
-        if object != handle(ROOT) {
-            return file;
-        }
-        Attributes { file_type: FileType::Directory, mode: 0o755, fileid: 1, ..file }
+        let fileid = match object.as_bytes() {
+            ROOT => 1,
+            DIRECTORY => 2,
+            _ => return file,
+        };
+        Attributes { file_type: FileType::Directory, mode: 0o755, fileid, ..file }
     }
 }
 
