@@ -4,12 +4,12 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use fuser::{
-    AccessFlags, BackgroundSession, Config, Errno, FileAttr, FileHandle as OpenHandle, FileType,
-    Filesystem, Generation, INodeNo, ReplyAttr, ReplyDirectory, ReplyEmpty, ReplyEntry, Request,
-    SessionACL, spawn_mount,
+    AccessFlags, BackgroundSession, Config, Errno, FileHandle as OpenHandle, Filesystem,
+    Generation, INodeNo, ReplyAttr, ReplyDirectory, ReplyEmpty, ReplyEntry, Request, SessionACL,
+    spawn_mount,
 };
 use proto::nfs3::{
     AccessArgs, AccessReply, Attributes, CookieVerifier, FileHandle, GetattrArgs, GetattrReply,
@@ -21,6 +21,7 @@ use server::trace::handle_hash;
 
 use crate::client::Client;
 use crate::fixture::{Place, Running, serve_config, serve_directory, without_environment};
+use crate::fuse::attributes;
 use crate::skip::skip;
 
 const FILE: INodeNo = INodeNo(2);
@@ -72,30 +73,6 @@ impl Files {
     fn fails(&self, request: Failing) -> bool {
         *self.failing.lock().unwrap() == Some(request)
     }
-
-    fn attributes(inode: INodeNo) -> FileAttr {
-        let (kind, perm) = match inode {
-            INodeNo::ROOT => (FileType::Directory, 0o777),
-            _ => (FileType::RegularFile, 0o666),
-        };
-        FileAttr {
-            ino: inode,
-            size: 0,
-            blocks: 0,
-            atime: UNIX_EPOCH,
-            mtime: UNIX_EPOCH,
-            ctime: UNIX_EPOCH,
-            crtime: UNIX_EPOCH,
-            kind,
-            perm,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
-        }
-    }
 }
 
 /// The kernel keeps nothing: each use is a request.
@@ -103,13 +80,13 @@ impl Filesystem for Files {
     fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
         match name.to_str() {
             _ if self.fails(Failing::Lookup) => reply.error(Errno::EIO),
-            Some("file") => reply.entry(&Duration::ZERO, &Self::attributes(FILE), Generation(0)),
+            Some("file") => reply.entry(&Duration::ZERO, &attributes(FILE), Generation(0)),
             _ => reply.error(Errno::ENOENT),
         }
     }
 
     fn getattr(&self, _: &Request, inode: INodeNo, _: Option<OpenHandle>, reply: ReplyAttr) {
-        reply.attr(&Duration::ZERO, &Self::attributes(inode));
+        reply.attr(&Duration::ZERO, &attributes(inode));
     }
 
     fn access(&self, _: &Request, _: INodeNo, _: AccessFlags, reply: ReplyEmpty) {
@@ -126,7 +103,7 @@ impl Filesystem for Files {
     ) {
         let entries = [(INodeNo::ROOT, "."), (INodeNo::ROOT, ".."), (FILE, "file")];
         for (place, (inode, name)) in (1..).zip(entries) {
-            let kind = Self::attributes(inode).kind;
+            let kind = attributes(inode).kind;
             if place > offset && reply.add(inode, place, kind, name) {
                 break;
             }

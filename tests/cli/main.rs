@@ -8,6 +8,8 @@ mod client;
 mod control;
 mod failing_disk;
 mod fixture;
+#[path = "../fuse/mod.rs"]
+mod fuse;
 mod logging;
 mod metrics;
 mod observing;

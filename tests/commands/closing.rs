@@ -3,15 +3,16 @@
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::path::Path;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use fuser::{
-    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
-    Generation, INodeNo, LockOwner, OpenFlags, ReplyAttr, ReplyCreate, ReplyEmpty, ReplyEntry,
-    ReplyWrite, Request, WriteFlags, spawn_mount,
+    BackgroundSession, Config, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo,
+    LockOwner, OpenFlags, ReplyAttr, ReplyCreate, ReplyEmpty, ReplyEntry, ReplyWrite, Request,
+    WriteFlags, spawn_mount,
 };
 
 use crate::fixture::{Server, assert_exit, run, spillway};
+use crate::fuse::attributes;
 use crate::skip::skip;
 
 const FILE: INodeNo = INodeNo(2);
@@ -24,30 +25,6 @@ fn mount(at: &Path) -> Option<BackgroundSession> {
     fs::create_dir(at).unwrap();
     let mounted = spawn_mount(Full, at, &Config::default());
     mounted.map_err(|error| skip(format_args!("FUSE cannot be mounted here: {error}"))).ok()
-}
-
-fn attributes(inode: INodeNo) -> FileAttr {
-    let (kind, perm) = match inode {
-        INodeNo::ROOT => (FileType::Directory, 0o777),
-        _ => (FileType::RegularFile, 0o666),
-    };
-    FileAttr {
-        ino: inode,
-        size: 0,
-        blocks: 0,
-        atime: UNIX_EPOCH,
-        mtime: UNIX_EPOCH,
-        ctime: UNIX_EPOCH,
-        crtime: UNIX_EPOCH,
-        kind,
-        perm,
-        nlink: 1,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        blksize: 4096,
-        flags: 0,
-    }
 }
 
 impl Filesystem for Full {

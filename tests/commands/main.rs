@@ -9,6 +9,8 @@ mod closing;
 mod copying;
 mod exports;
 mod fixture;
+#[path = "../fuse/mod.rs"]
+mod fuse;
 mod gate;
 mod hostile;
 mod interrupted;

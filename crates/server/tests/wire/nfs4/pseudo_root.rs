@@ -31,6 +31,20 @@ fn several() -> Fixture {
     })
 }
 
+/// Those, and an export below that of `/srv/one`, with the keys `inner`; `names` are directories of
+/// the outer export.
+fn with_nested(inner: &str, names: &[&str]) -> Fixture {
+    let nested = "[[export]]\npath = \"$DIR/two\"\nname = \"/srv/one/inner\"";
+    Fixture::prepared(&format!("{SEVERAL}\n{nested}\n{inner}\n"), |dir| {
+        for name in ["two", "hidden"] {
+            std::fs::create_dir(dir.join(name)).unwrap();
+        }
+        for name in names {
+            std::fs::create_dir(dir.join("export").join(name)).unwrap();
+        }
+    })
+}
+
 /// The names in a directory.
 fn names(session: &mut Session, at: Operations) -> Vec<String> {
     let args = ReaddirArgs {
@@ -169,15 +183,7 @@ fn listed(session: &mut Session, at: &Operations) -> Vec<(Vec<u8>, Identity)> {
 /// A client that gets attributes with the names of a directory must see where a file system begins.
 #[test]
 fn a_listing_shows_exports_as_lookup_finds_them() {
-    let nested = format!(
-        "{SEVERAL}\n[[export]]\npath = \"$DIR/two\"\nname = \"/srv/one/inner\"\n\
-         squash = \"none\"\n"
-    );
-    let fixture = Fixture::prepared(&nested, |dir| {
-        for name in ["two", "hidden", "export/inner", "export/other"] {
-            std::fs::create_dir(dir.join(name)).unwrap();
-        }
-    });
+    let fixture = with_nested("squash = \"none\"", &["inner", "other"]);
     let mut session = Session::new(&fixture);
     let root = Operations::new().root();
     let srv = root.clone().lookup(b"srv");
@@ -217,15 +223,7 @@ fn statuses(session: &mut Session, at: &Operations, name: &[u8]) -> [Reply<()>; 
 /// A client that opens a name before it looks it up keeps in mind what does not exist.
 #[test]
 fn open_and_create_find_what_lookup_finds() {
-    let nested = format!(
-        "{SEVERAL}\n[[export]]\npath = \"$DIR/two\"\nname = \"/srv/one/inner\"\n\
-         squash = \"none\"\n"
-    );
-    let fixture = Fixture::prepared(&nested, |dir| {
-        for name in ["two", "hidden"] {
-            std::fs::create_dir(dir.join(name)).unwrap();
-        }
-    });
+    let fixture = with_nested("squash = \"none\"", &[]);
     let mut session = Session::new(&fixture);
     let root = Operations::new().root();
     let srv = root.clone().lookup(b"srv");
@@ -246,16 +244,8 @@ fn open_and_create_find_what_lookup_finds() {
 /// The entry that the export takes the place of would change, or hide what is moved onto it.
 #[test]
 fn the_name_of_an_export_below_another_is_as_fixed_as_that_of_a_mount_point() {
-    let nested = format!(
-        "{SEVERAL}\n[[export]]\npath = \"$DIR/two\"\nname = \"/srv/one/inner\"\n\
-         squash = \"none\"\n"
-    );
-    let fixture = Fixture::prepared(&nested, |dir| {
-        for name in ["two", "hidden", "export/inner", "export/other"] {
-            std::fs::create_dir(dir.join(name)).unwrap();
-        }
-        std::fs::write(dir.join("export/file"), "data").unwrap();
-    });
+    let fixture = with_nested("squash = \"none\"", &["inner", "other"]);
+    std::fs::write(fixture.exported("file"), "data").unwrap();
     let mut session = Session::new(&fixture);
     let path = Operations::new().root().lookup(b"srv").lookup(b"one");
     let codes = path.codes();
@@ -281,15 +271,7 @@ fn the_name_of_an_export_below_another_is_as_fixed_as_that_of_a_mount_point() {
 
 #[test]
 fn a_listing_does_not_show_an_export_that_refuses_the_client() {
-    let nested = format!(
-        "{SEVERAL}\n[[export]]\npath = \"$DIR/two\"\nname = \"/srv/one/inner\"\n\
-         [[export.client]]\nhosts = [\"192.0.2.1\"]\n"
-    );
-    let fixture = Fixture::prepared(&nested, |dir| {
-        for name in ["two", "hidden", "export/inner", "export/other"] {
-            std::fs::create_dir(dir.join(name)).unwrap();
-        }
-    });
+    let fixture = with_nested("[[export.client]]\nhosts = [\"192.0.2.1\"]", &["inner", "other"]);
     let mut session = Session::new(&fixture);
     let one = Operations::new().root().lookup(b"srv").lookup(b"one");
     let names: Vec<_> = listed(&mut session, &one).into_iter().map(|(name, _)| name).collect();
