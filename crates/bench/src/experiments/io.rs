@@ -274,7 +274,7 @@ impl Experiment<'_> {
         running: &Running,
     ) -> Result<Measurement> {
         let phase = setting.phase;
-        let version = trial.subject.version;
+        let (name, version) = (trial.subject.name.clone(), trial.subject.version);
         let directory = trial.subject.directory();
         let export = self.stage.mount(&running.url, version, directory)?;
         let service = self.stage.service(&export)?;
@@ -282,10 +282,13 @@ impl Experiment<'_> {
         if made.files.is_empty() && !phase.is_new() {
             self.find_files(phase.maker(), made, &export)?;
             let maker = Setting { phase: phase.maker(), ..setting };
-            self.put(maker, made, &service, &mut Watch::none())?;
+            self.put_unmeasured(maker, &name, made, &service)?;
         }
         self.find_files(phase, made, &export)?;
-        self.prepare_cache(setting, made, &service, running)?;
+        self.cache.prepare(self.sizes.bytes, Some(running), &self.stop)?;
+        if self.cache == CacheState::Warm && phase.direction() == Direction::Read {
+            self.put_unmeasured(setting, &name, made, &service)?;
+        }
         let mut measurement = self.measurement(setting);
         let meter = LoadMeter::start(running)?;
         let outcome = self.put(setting, made, &service, &mut running.watch())?;
@@ -321,18 +324,22 @@ impl Experiment<'_> {
         Ok(())
     }
 
-    fn prepare_cache(
+    /// Makes or reads what a measurement is to find. An error ends the experiment: the measurement
+    /// would be that of another load than its parameters state.
+    fn put_unmeasured(
         &mut self,
         setting: Setting,
+        subject: &str,
         made: &mut Made,
         service: &Service,
-        running: &Running,
     ) -> Result<()> {
-        self.cache.prepare(self.sizes.bytes, Some(running), &self.stop)?;
-        if self.cache == CacheState::Warm && setting.phase.direction() == Direction::Read {
-            self.put(setting, made, service, &mut Watch::none())?;
-        }
-        Ok(())
+        let outcome = self.put(setting, made, service, &mut Watch::none())?;
+        self.stop.check()?;
+        outcome.first_trouble().map_or(Ok(()), |trouble| {
+            let phase = setting.phase.name();
+            let what = format!("{phase} of {subject}, before a measurement, failed: {trouble}");
+            Err(Error::Server(what))
+        })
     }
 
     /// Puts a phase's load on a server.
@@ -486,21 +493,19 @@ const VERIFY_DEPTH: usize = 4;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::experiments::own_server::{OwnServer, options};
-    use crate::record::{Record, Run};
+    use client::NfsUrl;
 
-    #[test]
-    fn random_reads_stay_within_files_that_were_cut_short() {
-        let server = OwnServer::start();
+    use super::*;
+    use crate::experiments::own_server::{OwnServer, measurements_in, options};
+    use crate::record::Run;
+
+    /// How a round on a server ends, and its measurements.
+    fn carried_out(url: &NfsUrl, words: &str) -> (Result<()>, Vec<Measurement>) {
         let directory = tempfile::tempdir().unwrap();
         let out = directory.path().join("records");
-        // Each rank would have to make 262,144 WRITEs one by one in a second.
-        let short = "--phases random-read --ranks 2 --depth 1 --size 256MiB --easy-bytes 512B \
-                     --random-operations 2000 --seconds 1 --rounds 1 --cache found --verify full \
-                     --no-calibration";
-        let line = format!("{} {short} --out {}", server.url(), out.display());
-        let options: Options = options(&line).unwrap();
+        let short = "--rounds 1 --cache found --no-calibration";
+        let options: Options =
+            options(&format!("{url} {short} {words} --out {}", out.display())).unwrap();
         let mut stage =
             Stage::set(&options.surroundings, &options.target, &mut Run::default()).unwrap();
         let program = Path::new("/bin/true");
@@ -517,16 +522,32 @@ mod tests {
             output,
             generation: 0,
         };
-        experiment.all_rounds(&mut trials, program).unwrap();
-        let records = std::fs::read_to_string(out).unwrap();
-        let Record::Measurement(measured) =
-            serde_json::from_str(records.lines().last().unwrap()).unwrap()
-        else {
-            panic!("no measurement: {records}");
-        };
-        assert_eq!((measured.phase.as_str(), measured.first_error), ("random-read", None));
+        let done = experiment.all_rounds(&mut trials, program);
+        (done, measurements_in(&out))
+    }
+
+    #[test]
+    fn random_reads_stay_within_files_that_were_cut_short() {
+        let server = OwnServer::start();
+        // Each rank would have to make 262,144 WRITEs one by one in a second.
+        let short = "--phases random-read --ranks 2 --depth 1 --size 256MiB --easy-bytes 512B \
+                     --random-operations 2000 --seconds 1 --verify full";
+        let (done, measurements) = carried_out(&server.url(), short);
+        done.unwrap();
+        let [measured] = &measurements[..] else { panic!("{measurements:?}") };
+        assert_eq!((measured.phase.as_str(), &measured.first_error), ("random-read", &None));
         assert!(measured.figures[&Figure::VerifiedMib] > 0.0, "{:?}", measured.figures);
         assert_eq!(measured.figures[&Figure::WrongBytes], 0.0);
+    }
+
+    #[test]
+    fn files_that_cannot_be_written_end_the_experiment() {
+        let server = OwnServer::start();
+        let reads = "--phases easy-read --ranks 1 --depth 1 --size 64KiB --easy-bytes 4KiB";
+        let (done, measurements) = carried_out(&server.refusing_writes(), reads);
+        let error = done.unwrap_err().to_string();
+        assert!(error.starts_with("easy-write of ") && error.contains(": WRITE 0, "), "{error}");
+        assert_eq!(measurements, []);
     }
 
     #[test]

@@ -1,6 +1,7 @@
-//! For tests: a server in this process, and a relay in front of it that takes its time.
+//! For tests: a server in this process, and relays in front of it that take their time or refuse.
 
 use std::collections::BTreeMap;
+use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -16,7 +17,7 @@ use tokio::runtime::Runtime;
 use super::export::Export;
 use super::servers::Experiment;
 use crate::load::Version;
-use crate::record::Measurement;
+use crate::record::{Measurement, Record};
 use crate::stop::Stop;
 
 /// The server, and what it serves.
@@ -58,18 +59,34 @@ impl OwnServer {
 
     /// The same behind a relay that hands each piece of a call or reply on after `delay`.
     pub(super) fn delayed(&self, delay: Duration) -> Export<'_> {
+        let at_once = |client, server| relay(client, server, Duration::ZERO);
+        self.export_at(self.relayed(at_once, move |server, client| relay(server, client, delay)))
+    }
+
+    /// Its export behind a relay that makes each WRITE a call of a procedure that is not there.
+    pub(super) fn refusing_writes(&self) -> NfsUrl {
+        let at_once = |server, client| relay(server, client, Duration::ZERO);
+        url_at(self.relayed(without_writes, at_once))
+    }
+
+    /// The address of a relay that hands calls on by `forward`, and replies by `back`.
+    fn relayed(
+        &self,
+        forward: impl Fn(TcpStream, TcpStream) + Copy + Send + 'static,
+        back: impl Fn(TcpStream, TcpStream) + Copy + Send + 'static,
+    ) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (address, server) = (listener.local_addr().unwrap(), self.server.local_addrs()[0]);
         thread::spawn(move || {
             for client in listener.incoming() {
                 let (client, server) = (client.unwrap(), TcpStream::connect(server).unwrap());
                 let ends = (client.try_clone().unwrap(), server.try_clone().unwrap());
-                thread::spawn(move || relay(client, server, Duration::ZERO));
+                thread::spawn(move || forward(client, server));
                 let (client, server) = ends;
-                thread::spawn(move || relay(server, client, delay));
+                thread::spawn(move || back(server, client));
             }
         });
-        self.export_at(address)
+        address
     }
 
     fn export_at(&self, address: SocketAddr) -> Export<'_> {
@@ -120,9 +137,43 @@ pub(super) fn measure(
     all
 }
 
+/// The measurements in a file of records.
+pub(super) fn measurements_in(file: &Path) -> Vec<Measurement> {
+    let records = std::fs::read_to_string(file).unwrap();
+    let measurement = |line| match serde_json::from_str(line).unwrap() {
+        Record::Measurement(measurement) => Some(measurement),
+        Record::Run(_) => None,
+    };
+    records.lines().filter_map(measurement).collect()
+}
+
+/// Hands calls on until either side closes; in a WRITE of version 3 the procedure is another.
+fn without_writes(mut from: TcpStream, mut to: TcpStream) {
+    to.set_nodelay(true).unwrap();
+    let mut mark = [0; 4];
+    while from.read_exact(&mut mark).is_ok() {
+        let call_bytes = u32::from_be_bytes(mark) & !(1 << 31);
+        let mut call = vec![0; usize::try_from(call_bytes).unwrap()];
+        if from.read_exact(&mut call).is_err() {
+            break;
+        }
+        // Behind xid, direction and version of RPC: program, version and procedure.
+        let called = &mut call[12..24];
+        if called == WRITE {
+            called[8..].copy_from_slice(&u32::MAX.to_be_bytes());
+        }
+        if to.write_all(&mark).and_then(|()| to.write_all(&call)).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(std::net::Shutdown::Write);
+}
+
+/// Program 100003 in version 3, procedure 7.
+const WRITE: &[u8] = &[0, 1, 0x86, 0xa3, 0, 0, 0, 3, 0, 0, 0, 7];
+
 /// Ends when either side closes, and closes the other.
 fn relay(mut from: TcpStream, mut to: TcpStream, delay: Duration) {
-    use std::io::{Read as _, Write as _};
     to.set_nodelay(true).unwrap();
     let mut piece = vec![0; 1 << 20];
     while let Ok(len @ 1..) = from.read(&mut piece) {

@@ -442,9 +442,9 @@ mod tests {
     use client::Identity;
 
     use super::*;
-    use crate::experiments::own_server::{OwnServer, options};
+    use crate::experiments::own_server::{OwnServer, measurements_in, options};
     use crate::load::Version;
-    use crate::record::{Record, Run};
+    use crate::record::Run;
 
     /// The measurements of a short run on a server of this process.
     fn measured(words: &str) -> Vec<Measurement> {
@@ -463,13 +463,7 @@ mod tests {
         let mut experiment =
             Experiment { options: &options, stop, stage, pool, output, generation: 0 };
         experiment.all_rounds(&subjects.unwrap()).unwrap();
-        let records = std::fs::read_to_string(out).unwrap();
-        let record = |line: &str| serde_json::from_str(line).unwrap();
-        let measurement = |record| match record {
-            Record::Measurement(measurement) => Some(measurement),
-            Record::Run(_) => None,
-        };
-        records.lines().map(record).filter_map(measurement).collect()
+        measurements_in(&out)
     }
 
     #[test]
