@@ -56,7 +56,8 @@ pub struct Options {
     #[arg(long, value_name = "SIZE", default_value = "4KiB")]
     io_bytes: ByteSize,
 
-    /// Data of all connections together
+    /// Data of all files: as many as the largest of --connections, at least 16, and one more; a
+    /// measurement uses one for each of its connections
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     size: ByteSize,
 
@@ -183,7 +184,8 @@ impl Experiment<'_> {
             let ended = trials.into_iter().map(|trial| trial.running.stop());
             let ended = ended.fold(Ok(()), Result::and);
             // Also what a subject has made that could not be prepared.
-            let tidied = subjects.iter().map(|subject| subject.tidy(&self.stage, self.names()));
+            let tidied =
+                subjects.iter().map(|subject| subject.tidy(&self.stage, self.options.names()));
             done.and(ended).and(tidied.fold(Ok(()), Result::and))?;
         }
         Ok(())
@@ -237,13 +239,16 @@ impl Experiment<'_> {
     ) -> Result<(Service, Vec<LoadFile>)> {
         let export = self.stage.mount(&running.url, subject.version, subject.directory())?;
         let service = self.stage.service(&export)?;
-        let created = create_files(&export.nfs, export.directory, self.names());
+        let created = create_files(&export.nfs, export.directory, self.options.names());
         let mut files = self.stage.block_on(created)?;
         self.generation += 1;
         let write_bytes = WRITE_BYTES.min(service.write_bytes_max);
         let load = Load {
             io_bytes: write_bytes,
-            operations_by_rank: vec![self.file_bytes().div_ceil(write_bytes.into()); files.len()],
+            operations_by_rank: vec![
+                self.options.file_bytes().div_ceil(write_bytes.into());
+                files.len()
+            ],
             pattern: Pattern::EasySequential,
             time_max: None,
             ..self.load(Direction::Write, 1, ONE_DEPTH)
@@ -257,20 +262,10 @@ impl Experiment<'_> {
         }
     }
 
-    fn names(&self) -> impl Iterator<Item = String> + use<> {
-        let most = self.options.connections.iter().copied().max().unwrap_or(1).max(OTHERS);
-        (0..=most).map(|number| format!("threads.{number}"))
-    }
-
-    fn file_bytes(&self) -> u64 {
-        let files = self.names().count() as u64;
-        (self.options.size.0 / files).max(self.options.io_bytes.0)
-    }
-
     /// A load of `connections` with so many calls in flight on each, for the time of a measurement.
     fn load(&self, direction: Direction, connections: u16, depth: u16) -> Load {
         let io_bytes = u32::try_from(self.options.io_bytes.0).unwrap_or(u32::MAX);
-        let units = (self.file_bytes() / u64::from(io_bytes.max(1))).max(1);
+        let units = self.options.file_bytes() / u64::from(io_bytes.max(1));
         Load {
             direction,
             pattern: Pattern::Random { units, seed: self.generation.into() },
@@ -414,12 +409,23 @@ fn one_and_others<'a>(one: Client<'a>, others: Option<Client<'a>>) -> Vec<Group<
 }
 
 impl Options {
+    fn names(&self) -> impl Iterator<Item = String> + use<> {
+        let most = self.connections.iter().copied().max().unwrap_or(1).max(OTHERS);
+        (0..=most).map(|number| format!("threads.{number}"))
+    }
+
+    /// What a load uses of each file: whole transfers, at least one.
+    fn file_bytes(&self) -> u64 {
+        let (files, io_bytes) = (self.names().count() as u64, self.io_bytes.0.max(1));
+        (self.size.0 / files / io_bytes).max(1) * io_bytes
+    }
+
     /// What makes a load beside the numbers that vary: measurements with other parameters are no
-    /// pair.
+    /// pair. Each connection has a file of its own.
     fn parameters(&self, io_bytes: u32) -> BTreeMap<String, u64> {
         record::parameters([
             ("io_bytes", Some(io_bytes.into())),
-            ("data_bytes", Some(self.size.0)),
+            ("file_bytes", Some(self.file_bytes())),
             ("limit_secs", Some(self.seconds)),
         ])
     }
@@ -528,5 +534,9 @@ mod tests {
         for other in ["--size 1GiB", "--seconds 9", "--write", "--others-depth 5"] {
             assert_ne!(parameters(""), parameters(other), "{other}");
         }
+        // The same data is divided among more files.
+        assert_ne!(parameters("--connections 1"), parameters("--connections 1,64"));
+        assert_eq!(parameters("--connections 1"), parameters("--connections 1,16"));
+        assert_eq!(parameters("--size 17MiB")["file_bytes"], 1 << 20);
     }
 }
