@@ -224,7 +224,9 @@ impl Case {
     /// The values of a figure, with the rounds they are from.
     #[must_use]
     pub fn observations(&self, figure: Figure) -> Vec<Observation<'_>> {
-        let of = |one: &'_ Measurement| one.figures.get(&figure).copied();
+        let of = |one: &Measurement| {
+            one.figures.get(&figure).copied().or_else(|| unrecorded(one, figure))
+        };
         self.rounds
             .iter()
             .filter_map(|one| {
@@ -257,6 +259,12 @@ impl Case {
     pub fn is_sound(&self) -> bool {
         self.rounds.iter().all(|one| fault(one).is_none())
     }
+}
+
+/// Earlier versions left the count of calls put off out where it was 0; the loads that count them
+/// count errors too.
+fn unrecorded(one: &Measurement, figure: Figure) -> Option<f64> {
+    (figure == Figure::PutOff && one.figures.contains_key(&Figure::Errors)).then_some(0.0)
 }
 
 fn fault(one: &Measurement) -> Option<String> {

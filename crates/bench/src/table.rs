@@ -216,10 +216,19 @@ fn write_block(phase: &Phase, figures: &[Figure], out: &mut impl Write) -> io::R
     if part.is_empty() { Ok(()) } else { write_part(&labels, widest, &part, out) }
 }
 
-/// Counts of faults that are 0 everywhere are not worth a column: a fault has a line of its own.
+/// Counts of faults and of calls put off that are 0 everywhere are not worth a column: a fault has
+/// a line of its own.
 fn is_dull(phase: &Phase, figure: Figure) -> bool {
-    let fault = matches!(figure, Figure::WrongBytes | Figure::Errors | Figure::WrongEntries);
-    fault && phase.cases.iter().all(Case::is_sound)
+    match figure {
+        Figure::WrongBytes | Figure::Errors | Figure::WrongEntries => {
+            phase.cases.iter().all(Case::is_sound)
+        }
+        Figure::PutOff => {
+            let mut counts = phase.cases.iter().filter_map(|case| case.summary(figure));
+            counts.all(|count| count.max == 0.0)
+        }
+        _ => false,
+    }
 }
 
 fn column(phase: &Phase, figure: Figure) -> Column {
@@ -327,6 +336,16 @@ mod tests {
         assert!(row("b ").starts_with("   b  8.00 (25%)"), "{text}");
         assert!(text.contains("write; io 1 MiB, ranks 4; median of 3 rounds"), "{text}");
         assert!(!text.contains("errors"), "{text}");
+    }
+
+    #[test]
+    fn calls_put_off_have_a_column_where_there_were_any() {
+        let mut all = loads("write", &["a", "b"], 3);
+        let text = shown(&Results::group(&records("r", all.clone())));
+        assert!(!text.contains("put off"), "{text}");
+        all[0].figures.insert(Figure::PutOff, 1.0);
+        let text = shown(&Results::group(&records("r", all)));
+        assert!(text.contains("put off"), "{text}");
     }
 
     #[test]

@@ -109,12 +109,33 @@ fn few_errors_are_worse_than_none() {
 }
 
 #[test]
+fn calls_put_off_are_worse_than_none() {
+    let directory = TempDir::new().expect("a directory");
+    let putting_off = |name, put_off: Option<f64>| {
+        let mut all = loads("read", &["server"], 3);
+        for one in &mut all {
+            one.figures.extend(put_off.map(|count| (Figure::PutOff, count)));
+        }
+        let path = file(&directory, name, &records(name, all));
+        path.to_str().expect("a path").to_owned()
+    };
+    let many = putting_off("many", Some(900.0));
+    // Earlier versions recorded no count of 0.
+    for none in [putting_off("zero", Some(0.0)), putting_off("missing", None)] {
+        let text = compared(&none, Some(&many)).expect("compared");
+        assert!(row(&text, "put off").ends_with("worse"), "{text}");
+        let text = compared(&many, Some(&none)).expect("compared");
+        assert!(row(&text, "put off").ends_with("better"), "{text}");
+    }
+}
+
+#[test]
 fn two_rounds_are_too_few() {
     let directory = TempDir::new().expect("a directory");
     let file = file(&directory, "a", &records("a", loads("read", &["one", "two"], 2)));
     let text = compared(file.to_str().expect("a path"), None).expect("compared");
     assert!(row(&text, "throughput").ends_with("too few rounds"), "{text}");
-    assert!(text.contains("15 have too few rounds to tell"), "{text}");
+    assert!(text.contains("16 have too few rounds to tell"), "{text}");
 }
 
 #[test]

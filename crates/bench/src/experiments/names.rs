@@ -158,9 +158,7 @@ impl Options {
         let mut measurement = self.measurement(operation, &export.name, secs, latencies.concat());
         let figures = &mut measurement.figures;
         let put_off: u64 = connections.iter_mut().map(|it| mem::take(&mut it.put_off)).sum();
-        if put_off > 0 {
-            figures.insert(Figure::PutOff, as_f64(put_off));
-        }
+        figures.insert(Figure::PutOff, as_f64(put_off));
         let calls = f64::from(self.connections) * f64::from(self.names);
         figures.insert(Figure::GeneratorUsPerOperation, spent.own.total() * 1e6 / calls);
         if let Some(server) = spent.server {

@@ -117,9 +117,7 @@ impl Outcome {
         figures.insert(Figure::VerifiedMib, mib(self.verified_bytes));
         figures.insert(Figure::WrongBytes, as_f64(self.wrong_bytes));
         figures.insert(Figure::Errors, as_f64(self.errors));
-        if self.put_off > 0 {
-            figures.insert(Figure::PutOff, as_f64(self.put_off));
-        }
+        figures.insert(Figure::PutOff, as_f64(self.put_off));
         measurement.latency = self.latency_buckets();
         measurement.seconds.clone_from(&self.seconds);
         measurement.first_error = self.first_trouble();
@@ -243,6 +241,7 @@ mod tests {
             (Figure::VerifiedMib, 3.0),
             (Figure::WrongBytes, 0.0),
             (Figure::Errors, 0.0),
+            (Figure::PutOff, 0.0),
         ] {
             let value = measurement.figures[&figure];
             assert!((value - expected).abs() < 1e-9, "{figure:?} is {value}");
