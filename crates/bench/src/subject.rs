@@ -364,12 +364,18 @@ impl Running {
         self.device.as_ref()
     }
 
+    /// The directory of its files on this machine, if it is known.
+    #[must_use]
+    pub(crate) fn files(&self) -> Option<&Path> {
+        self.files.as_deref()
+    }
+
     /// The page cache of its files, if their place is known.
     ///
     /// # Errors
     /// [`Error::Machine`]: they cannot be examined.
     pub(crate) fn cached(&self) -> Result<Option<CachedFiles>> {
-        self.files.as_deref().map(cached_files).transpose()
+        self.files().map(cached_files).transpose()
     }
 
     /// Its counters since its start; none if it is not ours.

@@ -1,5 +1,6 @@
 //! What caches hold when a measurement begins.
 
+use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -7,9 +8,8 @@ use clap::ValueEnum;
 
 use crate::options::TargetOptions;
 use crate::record::Run;
-use crate::rig::{drop_caches, free_socket_buffers, touch_free_memory};
+use crate::rig::{cached_files, drop_caches, free_socket_buffers, touch_free_memory};
 use crate::stop::Stop;
-use crate::subject::Running;
 use crate::{Error, Result};
 
 /// Touched of the free memory, as a multiple of the data of a measurement.
@@ -68,28 +68,28 @@ impl CacheState {
     /// is read afterwards. Then touches free memory for `bytes` of data: in the page cache, and on
     /// the way there.
     ///
-    /// What of the files of `running` is in use is dropped a moment later. What then remains is
+    /// What is in use of the files below `files` is dropped a moment later. What then remains is
     /// recorded as cached at the start.
     ///
     /// # Errors
     /// [`crate::Error::Machine`]: only root may; the files cannot be examined.
     /// [`Error::Interrupted`].
-    pub(super) fn prepare(self, bytes: u64, running: Option<&Running>, stop: &Stop) -> Result<()> {
+    pub(super) fn prepare(self, bytes: u64, files: Option<&Path>, stop: &Stop) -> Result<()> {
         match self {
             Self::Found => rustix::fs::sync(),
-            Self::Cold | Self::Warm => drop_until_empty(running)?,
+            Self::Cold | Self::Warm => drop_until_empty(files)?,
         }
         touch_free_memory(bytes.saturating_mul(TOUCHED_PARTS), stop)?;
         Ok(())
     }
 }
 
-fn drop_until_empty(running: Option<&Running>) -> Result<()> {
+fn drop_until_empty(files: Option<&Path>) -> Result<()> {
     for _ in 0..DROPS_MAX {
         free_socket_buffers().map_err(Error::machine("cannot free socket buffers"))?;
         drop_caches()?;
-        let files = running.map(Running::cached).transpose()?.flatten();
-        if files.and_then(|files| files.cached_bytes).is_none_or(|bytes| bytes == 0) {
+        let cached = files.map(cached_files).transpose()?;
+        if cached.and_then(|files| files.cached_bytes).is_none_or(|bytes| bytes == 0) {
             break;
         }
         sleep(DROP_AGAIN);

@@ -11,6 +11,8 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum as _;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use client::NfsUrl;
 use server::config::ByteSize;
 
@@ -24,6 +26,7 @@ use crate::figure::Figure;
 use crate::numeral::mib;
 use crate::options::TargetOptions;
 use crate::record::{Measurement, Run};
+use crate::rig::cached_files;
 use crate::stop::Stop;
 use crate::{Error, Result};
 use fio::Job;
@@ -51,7 +54,7 @@ pub struct Options {
 
     /// State of the caches before each measurement: cold (dropped), found (written back)
     /// [default: cold as root, else found]
-    #[arg(long, value_name = "STATE")]
+    #[arg(long, value_name = "STATE", value_parser = cold_or_found())]
     cache: Option<CacheState>,
 }
 
@@ -110,6 +113,14 @@ impl Options {
     fn cache(&self) -> CacheState {
         self.cache.unwrap_or_else(CacheState::default_here)
     }
+}
+
+/// The programs read nothing before a measurement, so caches cannot be warm.
+fn cold_or_found() -> impl TypedValueParser<Value = CacheState> {
+    let states = [CacheState::Cold, CacheState::Found];
+    let values = states.map(|state| state.to_possible_value().expect("none is hidden"));
+    PossibleValuesParser::new(values)
+        .map(|state| CacheState::from_str(&state, false).expect("it is one of them"))
 }
 
 struct Experiment<'a> {
@@ -218,12 +229,15 @@ impl Experiment<'_> {
         program: impl FnOnce() -> Result<Done>,
     ) -> Result<Measurement> {
         self.export.stop.check()?;
-        self.options.cache().prepare(self.options.size.0, None, &self.export.stop)?;
+        let files = self.export.files.as_deref();
+        self.options.cache().prepare(self.options.size.0, files, &self.export.stop)?;
+        let cached = files.map(cached_files).transpose()?.and_then(|files| files.cached_bytes);
         let meter = self.export.begin()?;
         let done = program()?;
         let spent = meter.end()?;
         let mut figures = done.figures(&spent);
         figures.extend(done.latencies);
+        figures.extend(cached.map(|bytes| (Figure::CachedAtStartMib, mib(bytes))));
         Ok(Measurement {
             phase: phase.to_owned(),
             subject: self.export.subject(subject),

@@ -1,5 +1,6 @@
 //! Exports under test.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,6 +28,8 @@ pub(crate) struct Export<'a> {
     pub(super) version: Version,
     /// The server's process, if it is on this machine.
     pub(super) watched: Option<&'a Watched>,
+    /// The directory of its files, if that is on this machine and known.
+    pub(super) files: Option<PathBuf>,
     /// What the server has counted.
     pub(super) counters: Counters<'a>,
     /// The user's request to stop.

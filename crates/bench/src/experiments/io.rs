@@ -285,7 +285,7 @@ impl Experiment<'_> {
             self.put_unmeasured(maker, &name, made, &service)?;
         }
         self.find_files(phase, made, &export)?;
-        self.cache.prepare(self.sizes.bytes, Some(running), &self.stop)?;
+        self.cache.prepare(self.sizes.bytes, running.files(), &self.stop)?;
         if self.cache == CacheState::Warm && phase.direction() == Direction::Read {
             self.put_unmeasured(setting, &name, made, &service)?;
         }

@@ -96,6 +96,7 @@ impl OwnServer {
             directory: "bench".to_owned(),
             version: Version::V3,
             watched: None,
+            files: Some(self.path()),
             counters: Box::new(|| Ok(self.counters())),
             stop: Stop::default(),
         }

@@ -135,6 +135,7 @@ fn once<T: Experiment>(
         directory: own_directory(format!("{}-{at}-{}", T::NAME, rounds.start())),
         version: subject.version,
         watched: running.watched(),
+        files: running.files().map(Path::to_owned),
         counters: Box::new(|| running.counters()),
         stop: stop.clone(),
     };

@@ -368,7 +368,7 @@ impl Experiment<'_> {
     }
 
     fn warm_up(&self, trial: &mut Trial<'_>) -> Result<()> {
-        self.options.cache.prepare(self.options.size.0, Some(&trial.running), &self.stop)?;
+        self.options.cache.prepare(self.options.size.0, trial.running.files(), &self.stop)?;
         if self.options.cache == CacheState::Warm
             && let Some(error) = self.read_back(trial, ..)?.first_trouble()
         {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::*;
 use crate::experiments::own_server::{OwnServer, options};
 use crate::experiments::servers::Experiment as _;
-use crate::skip::skip;
+use crate::skip::{skip, skip_in_ci_too};
 
 /// `None`, and why, where the program is not there.
 fn measured(programs: &str) -> Option<Vec<Measurement>> {
@@ -24,6 +24,31 @@ fn measured(programs: &str) -> Option<Vec<Measurement>> {
             None
         }
         Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn warm_caches_are_refused() {
+    let refused = options::<Options>("--cache warm").unwrap_err().to_string();
+    assert!(refused.contains("[possible values: cold, found]"), "{refused}");
+    for (word, state) in [("cold", CacheState::Cold), ("found", CacheState::Found)] {
+        let options: Options = options(&format!("--cache {word}")).unwrap();
+        assert_eq!(options.cache(), state);
+    }
+}
+
+#[test]
+fn the_page_cache_of_the_files_before_a_measurement_is_recorded() {
+    let server = OwnServer::start();
+    std::fs::write(server.path().join("file"), vec![1; 1 << 20]).unwrap();
+    let options: Options = options("--size 1MiB --cache found").unwrap();
+    let export = server.export();
+    let experiment = Experiment { options: &options, export: &export, directory: "bench" };
+    let done = || Ok(Done { bytes: 1, operations: None, secs: 1.0, latencies: Vec::new() });
+    let measurement = experiment.measure("phase", "program", done).unwrap();
+    match measurement.figures.get(&Figure::CachedAtStartMib) {
+        Some(mib) => assert_eq!(*mib, 1.0),
+        None => skip_in_ci_too("the kernel does not report what is cached"),
     }
 }
 
