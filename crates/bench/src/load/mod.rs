@@ -219,11 +219,11 @@ pub fn run_groups(
 }
 
 /// Reads everything that is known to be in the files back through the server, in transfers of
-/// `io_bytes`, and compares every byte. The files are read at once, `depth` calls at a time for
-/// each.
+/// `io_bytes`, and compares every byte; to have compared less of it is an error in the outcome. The
+/// files are read at once, `depth` calls at a time for each.
 ///
 /// # Errors
-/// As [`run_groups`].
+/// As [`run_groups`]; [`Error::Interrupted`] if `stop` was wanted meanwhile.
 pub fn verify_all(
     pool: &Pool,
     service: &Service,
@@ -246,7 +246,11 @@ pub fn verify_all(
         generation: 0,
         timeout: TIMEOUT,
     };
-    run(pool, &load, service, files, &mut Watch::none())
+    let mut read = run(pool, &load, service, files, &mut Watch::none())?;
+    // A part that was compared is not all of it.
+    stop.check()?;
+    read.expect_verified(files.iter().map(|file| file.contents.known_bytes()).sum());
+    Ok(read)
 }
 
 fn plan(load: &Load) -> Plan<'_> {

@@ -123,6 +123,17 @@ impl Outcome {
         measurement.first_error = self.first_trouble();
     }
 
+    /// Notes an error if less was compared than is known of the files, and no other error is the
+    /// reason.
+    pub(super) fn expect_verified(&mut self, known_bytes: u64) {
+        let verified = self.verified_bytes;
+        if self.errors == 0 && verified < known_bytes {
+            self.errors = 1;
+            self.first_error =
+                Some(format!("only {verified} of {known_bytes} written bytes were compared"));
+        }
+    }
+
     /// Adds what this, which read back and compared all data, found to the measurement of the load
     /// that wrote it.
     pub fn note_verified(&self, measurement: &mut Measurement) {
@@ -259,6 +270,18 @@ mod tests {
         assert_eq!(outcome().operations_by_rank(), [600, 400]);
         assert!((outcome().fairness().unwrap() - 0.5).abs() < 1e-9);
         assert_eq!(measurement.first_error, None);
+    }
+
+    #[test]
+    fn to_compare_less_than_was_written_is_an_error() {
+        let expecting = |known_bytes| {
+            let mut outcome = outcome();
+            outcome.expect_verified(known_bytes);
+            (outcome.errors, outcome.first_error)
+        };
+        assert_eq!(expecting(3 << 20), (0, None));
+        let text = "only 3145728 of 3145729 written bytes were compared";
+        assert_eq!(expecting((3 << 20) + 1), (1, Some(text.to_owned())));
     }
 
     #[test]

@@ -324,6 +324,16 @@ fn overwritten_units_are_distinguished_from_others() {
 }
 
 #[test]
+fn what_is_read_back_in_part_is_not_verified() {
+    let real = Real::start();
+    let mut files = real.create(1);
+    put(&write_load(Pattern::EasySequential, &[4], 4096), &real.service, &mut files);
+    let stopped = verify_all(pool(), &real.service, &mut files, 4096, 1, &Stop::wanted());
+    assert!(matches!(stopped, Err(Error::Interrupted)), "{stopped:?}");
+    real.stop();
+}
+
+#[test]
 fn a_phase_ends_with_its_time_and_the_next_reads_what_it_wrote() {
     let real = Real::start();
     let mut files = real.create(1);
