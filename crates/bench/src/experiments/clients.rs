@@ -6,8 +6,9 @@ mod fio;
 use std::fs::File;
 use std::io;
 use std::ops::RangeInclusive;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -26,7 +27,7 @@ use crate::figure::Figure;
 use crate::numeral::mib;
 use crate::options::TargetOptions;
 use crate::record::{Measurement, Run};
-use crate::rig::cached_files;
+use crate::rig::{Undo, WorkDirectory, cached_files};
 use crate::stop::Stop;
 use crate::{Error, Result};
 use fio::Job;
@@ -201,22 +202,22 @@ impl Experiment<'_> {
         record: &mut dyn FnMut(Measurement) -> Result<()>,
         url: impl Fn(&str) -> String,
     ) -> Result<()> {
-        let in_memory = "cannot make a file in /dev/shm";
-        let local = tempfile::tempdir_in("/dev/shm").map_err(Error::machine(in_memory))?;
+        let local = WorkDirectory::create(Path::new("/dev/shm"))?;
         let (source, back) = (local.path().join("source"), local.path().join("back"));
         let bytes = self.options.size.0;
-        fill(&source, bytes).map_err(Error::machine(in_memory))?;
+        let stop = &self.export.stop;
+        fill(&source, bytes, stop)?;
         let remote = PathBuf::from(url("copy"));
         for (phase, from, to) in [("copy-to", &source, &remote), ("copy-from", &remote, &back)] {
             let measurement = self.measure(phase, subject, || {
                 let mut command = Command::new(program);
                 command.args(words).args([from, to]);
-                let secs = timed(command, &self.export.stop)?;
+                let secs = timed(command, stop)?;
                 Ok(Done { bytes, operations: None, secs, latencies: Vec::new() })
             })?;
             record(measurement)?;
         }
-        match are_same(&source, &back).map_err(Error::machine("cannot compare the copies"))? {
+        match are_same(&source, &back, stop)? {
             true => Ok(()),
             false => Err(Error::Server(format!("{subject} returned other data than it sent"))),
         }
@@ -299,36 +300,69 @@ impl Done {
     }
 }
 
+/// A program, and what ends it when this process is gone.
+struct Started {
+    child: Child,
+    /// To be revoked once the child was waited for: another process may get its number.
+    undo: Undo,
+    began: Instant,
+}
+
+/// Starts a program in a process group of its own: Ctrl-C is for this process, which ends the
+/// program.
+fn start(command: &mut Command) -> Result<Started> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let mut undo = Undo::new::<&str>(END, &[])?;
+    let began = Instant::now();
+    let child = command.stdin(Stdio::null()).process_group(0).spawn();
+    let child = child.map_err(|error| Error::Program(format!("{name}: {error}")))?;
+    // The shell is gone if this fails.
+    let _ = undo.tell(&child.id().to_string());
+    Ok(Started { child, undo, began })
+}
+
+/// Ends a program when this process is gone.
+const END: &str = "test -z \"$word\" || kill \"$word\"";
+
 /// Runs a program that must succeed; its time.
 fn timed(mut command: Command, stop: &Stop) -> Result<f64> {
     let name = command.get_program().to_string_lossy().into_owned();
-    let began = Instant::now();
-    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
-    let mut child = child.map_err(|error| Error::Program(format!("{name}: {error}")))?;
-    let status = loop {
-        if let Some(status) = child.try_wait().map_err(Error::machine("cannot wait for it"))? {
-            break status;
+    let Started { mut child, undo, began } = start(command.stdout(Stdio::null()))?;
+    let ended = loop {
+        match child.try_wait() {
+            Ok(None) if stop.is_wanted() => break Err(Error::Interrupted),
+            Ok(None) => thread::sleep(LOOK_EVERY),
+            Ok(Some(status)) => break Ok(status),
+            Err(error) => break Err(Error::machine(format!("cannot wait for {name}"))(error)),
         }
-        if stop.is_wanted() {
-            // It has ended if it cannot be killed.
-            drop(child.kill());
-            drop(child.wait());
-            return Err(Error::Interrupted);
-        }
-        thread::sleep(LOOK_EVERY);
     };
     let secs = began.elapsed().as_secs_f64();
-    if status.success() { Ok(secs) } else { Err(Error::Program(format!("{name}: {status}"))) }
+    // It has ended if it cannot be killed.
+    drop(child.kill());
+    drop(child.wait());
+    undo.revoke();
+    let status = ended?;
+    if status.success() { Ok(secs) } else { Err(failed(format!("{name}: {status}"), stop)) }
+}
+
+/// Why a program failed: a signal that asks this process to end may have reached it too.
+fn failed(why: String, stop: &Stop) -> Error {
+    stop.check().err().unwrap_or(Error::Program(why))
 }
 
 /// Whether two files have the same bytes. They are read in pieces: they may fill the memory.
-fn are_same(one: &Path, other: &Path) -> io::Result<bool> {
+fn are_same(one: &Path, other: &Path, stop: &Stop) -> Result<bool> {
     use io::BufRead as _;
-    let open =
-        |path: &Path| io::Result::Ok(io::BufReader::with_capacity(PIECE_BYTES, File::open(path)?));
+    let failed = || Error::machine("cannot compare the copies");
+    let open = |path: &Path| -> Result<_> {
+        let file = File::open(path).map_err(failed())?;
+        Ok(io::BufReader::with_capacity(PIECE_BYTES, file))
+    };
     let (mut one, mut other) = (open(one)?, open(other)?);
     loop {
-        let (piece, counterpart) = (one.fill_buf()?, other.fill_buf()?);
+        stop.check()?;
+        let piece = one.fill_buf().map_err(failed())?;
+        let counterpart = other.fill_buf().map_err(failed())?;
         let len = piece.len().min(counterpart.len());
         if piece[..len] != counterpart[..len] {
             return Ok(false);
@@ -345,13 +379,16 @@ fn are_same(one: &Path, other: &Path) -> io::Result<bool> {
 const PIECE_BYTES: usize = 1 << 20;
 
 /// Writes bytes of which no 8 are like others.
-fn fill(path: &Path, bytes: u64) -> io::Result<()> {
+fn fill(path: &Path, bytes: u64, stop: &Stop) -> Result<()> {
     use io::Write as _;
-    let mut file = io::BufWriter::new(File::create(path)?);
+    let failed = || Error::machine(format!("cannot write {}", path.display()));
+    let mut file = io::BufWriter::new(File::create(path).map_err(failed())?);
     for nth in 0..bytes / 8 {
-        file.write_all(&nth.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes())?;
+        stop.check()?;
+        let word = nth.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        file.write_all(&word.to_be_bytes()).map_err(failed())?;
     }
-    file.flush()
+    file.flush().map_err(failed())
 }
 
 #[cfg(test)]

@@ -16,9 +16,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
 
-use super::Done;
+use super::{Done, Started, failed};
 use crate::figure::Figure;
-use crate::rig::Undo;
 use crate::stop::Stop;
 use crate::{Error, Result};
 
@@ -40,8 +39,6 @@ const WAIT_MAX: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
 /// The longest wait for the end of fio once it was asked to end.
 const END_MAX: Duration = Duration::from_secs(3);
-/// Ends fio when this process is gone.
-const END: &str = "test -z \"$word\" || kill \"$word\"";
 
 /// Job processes by number; without a descriptor when they have ended.
 type Seen = BTreeMap<u32, Option<OwnedFd>>;
@@ -74,17 +71,13 @@ pub(super) fn run(job: &Job, url: &str, directory: &str, stop: &Stop) -> Result<
         .arg(format!("--numjobs={}", job.jobs));
     let output = tempfile::tempfile().map_err(Error::machine("cannot make a temporary file"))?;
     let stdout = output.try_clone().map_err(Error::machine("cannot duplicate a descriptor"))?;
-    let mut undo = Undo::new::<&str>(END, &[])?;
-    let child = command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::null()).spawn();
-    let mut fio = child.map_err(|error| Error::Program(format!("fio: {error}")))?;
-    // The shell is gone if this fails.
-    let _ = undo.tell(&fio.id().to_string());
+    command.stdout(stdout).stderr(Stdio::null());
+    let Started { child: mut fio, undo, .. } = super::start(&mut command)?;
     let mut seen = BTreeMap::new();
     let ended = watch(&mut fio, job.jobs, stop, &mut seen);
     if ended.is_err() {
         end(&mut fio, seen);
     }
-    // Another process may get its number.
     undo.revoke();
     let ended_ms = ended?;
     let mut text = String::new();
@@ -95,7 +88,7 @@ pub(super) fn run(job: &Job, url: &str, directory: &str, stop: &Stop) -> Result<
     report.as_ref().and_then(|report| done(job, report, ended_ms)).ok_or_else(|| {
         // fio ends with status 0 where the engine could not even open the file.
         let words: String = text.chars().take(300).collect();
-        Error::Program(format!("fio transferred no data: {words}"))
+        failed(format!("fio transferred no data: {words}"), stop)
     })
 }
 
@@ -156,10 +149,11 @@ fn watch(fio: &mut Child, jobs: u16, stop: &Stop, seen: &mut Seen) -> Result<f64
         let status = fio.try_wait().map_err(Error::machine("cannot wait for fio"))?;
         match status {
             Some(status) if !status.success() => {
-                return Err(Error::Program(format!("fio: {status}; does it have the nfs engine?")));
+                let why = format!("fio: {status}; does it have the nfs engine?");
+                return Err(failed(why, stop));
             }
             Some(_) if seen.len() < usize::from(jobs) => {
-                return Err(Error::Program("fio ended before its jobs started".to_owned()));
+                return Err(failed("fio ended before its jobs started".to_owned(), stop));
             }
             Some(_) => return Ok(ended_ms),
             None => stop.check()?,
@@ -234,6 +228,15 @@ mod tests {
     use std::os::unix::process::ExitStatusExt as _;
 
     use super::*;
+
+    #[test]
+    fn fio_that_a_request_to_stop_has_ended_did_not_fail() {
+        let mut ended = Command::new("false").spawn().unwrap();
+        ended.wait().unwrap();
+        let mut watched = |stop| watch(&mut ended, 1, &stop, &mut Seen::new());
+        assert!(matches!(watched(Stop::wanted()), Err(Error::Interrupted)));
+        assert!(matches!(watched(Stop::default()), Err(Error::Program(_))));
+    }
 
     #[test]
     fn only_a_process_that_runs_is_asked_to_end() {

@@ -124,10 +124,38 @@ fn files_are_the_same_byte_by_byte() {
     };
     let mut data = vec![7; PIECE_BYTES + 9];
     let whole = file("whole", &data);
-    assert!(are_same(&whole, &file("again", &data)).unwrap());
-    assert!(!are_same(&whole, &file("shorter", &data[1..])).unwrap());
+    let compared = |other: &Path, stop| are_same(&whole, other, &stop);
+    let same = |other: &Path| compared(other, Stop::default()).unwrap();
+    assert!(same(&file("again", &data)));
+    assert!(!same(&file("shorter", &data[1..])));
     *data.last_mut().unwrap() = 8;
-    assert!(!are_same(&whole, &file("other", &data)).unwrap());
+    assert!(!same(&file("other", &data)));
+    assert!(matches!(compared(&whole, Stop::wanted()), Err(Error::Interrupted)));
+}
+
+#[test]
+fn a_file_to_copy_is_not_written_after_a_request_to_stop() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("file");
+    fill(&file, 4096, &Stop::default()).unwrap();
+    assert_eq!(std::fs::metadata(&file).unwrap().len(), 4096);
+    assert!(matches!(fill(&file, 4096, &Stop::wanted()), Err(Error::Interrupted)));
+}
+
+#[test]
+fn programs_are_in_process_groups_of_their_own() {
+    let mut leader = Command::new("sh");
+    leader.args(["-c", "read -r _ _ _ _ group _ </proc/$$/stat; test $group = $$"]);
+    timed(leader, &Stop::default()).unwrap();
+}
+
+#[test]
+fn programs_end_with_a_request_to_stop_or_fail() {
+    let mut asleep = Command::new("sleep");
+    asleep.arg("60");
+    assert!(matches!(timed(asleep, &Stop::wanted()), Err(Error::Interrupted)));
+    let failure = timed(Command::new("false"), &Stop::default());
+    assert!(matches!(failure, Err(Error::Program(_))), "{failure:?}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! A null server, in a process of its own: what a load costs beside it is the load's.
 
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -22,6 +23,8 @@ impl NullServer {
             .args(["bench", "null-server"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
+            // Ctrl-C is for this process, which ends the server after the load.
+            .process_group(0)
             .spawn()
             .map_err(|error| failed(&format!("cannot be started: {error}")))?;
         let stdout = process.stdout.take().expect("it is a pipe");
