@@ -146,14 +146,16 @@ pub(crate) struct MountedDirectory {
 
 impl Stage {
     /// Prepares the stage for these targets, and records it. An option that does nothing for the
-    /// servers that run already is left out for them.
+    /// servers that run already is left out for them. The experiment has up to `connections` to a
+    /// server at once, those of mounts included.
     ///
     /// # Errors
-    /// [`Error::Misuse`]: an option would do nothing for any target. [`Error::Machine`]: the
-    /// runtime cannot be started.
+    /// [`Error::Misuse`]: an option would do nothing for any target; a relay does not carry so many
+    /// connections. [`Error::Machine`]: the runtime cannot be started.
     pub(crate) fn set(
         options: &SurroundingsOptions,
         targets: &TargetOptions,
+        connections: usize,
         run: &mut Run,
     ) -> Result<Self> {
         for option in options.of_started_servers(targets) {
@@ -176,7 +178,16 @@ impl Stage {
         run.storage = options.device.to_string();
         let namespace = namespace.map(NetworkNamespace::named);
         let (places, made) = (Vec::new(), RefCell::default());
-        Ok(Self { options: options.clone(), namespace, places, made, runtime })
+        let stage = Self { options: options.clone(), namespace, places, made, runtime };
+        // The relay would carry the rest one after the other.
+        if stage.relays_calls() && connections > Relay::CONNECTIONS_MAX {
+            let most = Relay::CONNECTIONS_MAX;
+            return Err(Error::Misuse(format!(
+                "the network is slowed down by a relay, which carries up to {most} connections at \
+                 once, and the experiment has {connections}"
+            )));
+        }
+        Ok(stage)
     }
 
     /// A new directory in the one that was given, or a new file system, which ends with the

@@ -124,6 +124,11 @@ impl Options {
         Ok(sizes)
     }
 
+    /// Connections to a server at once: those of a load, and of the mount beside it.
+    fn connections(&self) -> usize {
+        usize::from(self.ranks) + 1
+    }
+
     /// All that makes the load of a phase: measurements with other parameters are no pair.
     fn parameters(&self, phase: Phase, depth: u16, sizes: &Sizes) -> BTreeMap<String, u64> {
         let is_random = matches!(phase, Phase::RandomRead | Phase::RandomWrite);
@@ -148,7 +153,8 @@ pub fn run(options: &Options, program: &Path, arguments: Vec<String>) -> Result<
     let sizes = options.sizes()?;
     let stop = Stop::on_signals()?;
     let mut run = begin_run("io", arguments)?;
-    let mut stage = Stage::set(&options.surroundings, &options.target, &mut run)?;
+    let connections = options.connections();
+    let mut stage = Stage::set(&options.surroundings, &options.target, connections, &mut run)?;
     let versions = &options.versions.nfs_versions;
     let subjects =
         Subject::all(&options.target, versions, program, |directory| stage.place(directory))?;
@@ -499,6 +505,11 @@ mod tests {
     use crate::experiments::own_server::{OwnServer, measurements_in, options};
     use crate::record::Run;
 
+    fn stage(options: &Options) -> Result<Stage> {
+        let (surroundings, target) = (&options.surroundings, &options.target);
+        Stage::set(surroundings, target, options.connections(), &mut Run::default())
+    }
+
     /// How a round on a server ends, and its measurements.
     fn carried_out(url: &NfsUrl, words: &str) -> (Result<()>, Vec<Measurement>) {
         let directory = tempfile::tempdir().unwrap();
@@ -506,8 +517,7 @@ mod tests {
         let short = "--rounds 1 --cache found --no-calibration";
         let options: Options =
             options(&format!("{url} {short} {words} --out {}", out.display())).unwrap();
-        let mut stage =
-            Stage::set(&options.surroundings, &options.target, &mut Run::default()).unwrap();
+        let mut stage = stage(&options).unwrap();
         let program = Path::new("/bin/true");
         let subjects = Subject::all(&options.target, &[], program, |place| stage.place(place));
         let mut trials: Vec<_> = subjects.unwrap().into_iter().map(Trial::new).collect();
@@ -548,6 +558,15 @@ mod tests {
         let error = done.unwrap_err().to_string();
         assert!(error.starts_with("easy-write of ") && error.contains(": WRITE 0, "), "{error}");
         assert_eq!(measurements, []);
+    }
+
+    #[test]
+    fn more_connections_than_a_relay_carries_are_refused() {
+        let set = |words: &str| stage(&options(&format!("nfs://127.0.0.1/x {words}")).unwrap());
+        let refused = set("--ranks 300 --net-delay 1ms").map(drop).unwrap_err();
+        assert!(matches!(&refused, Error::Misuse(why) if why.ends_with(" has 301")), "{refused}");
+        set("--ranks 255 --net-delay 1ms").map(drop).unwrap();
+        set("--ranks 300").map(drop).unwrap();
     }
 
     #[test]

@@ -54,6 +54,11 @@ impl servers::Experiment for Options {
         &self.versions.nfs_versions
     }
 
+    /// Each directory was mounted by another one.
+    fn connections(&self) -> usize {
+        2 * usize::from(self.connections)
+    }
+
     /// Creates, uses and removes files in new directories of `export`.
     fn carry_out(
         &self,

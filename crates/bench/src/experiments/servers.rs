@@ -48,6 +48,12 @@ pub(crate) trait Experiment: Args + Clone {
         &[]
     }
 
+    /// Connections to a server at once, at most, those of mounts included. Few experiments have an
+    /// option for their number.
+    fn connections(&self) -> usize {
+        FEW_CONNECTIONS
+    }
+
     /// Carries out the rounds of these numbers on one server; `record` is given each measurement
     /// when it is made.
     ///
@@ -62,6 +68,8 @@ pub(crate) trait Experiment: Args + Clone {
     ) -> Result<()>;
 }
 
+const FEW_CONNECTIONS: usize = 16;
+
 /// Carries an experiment out on each subject. With several of them each round is one of each, and
 /// begins with another.
 ///
@@ -74,7 +82,8 @@ pub(crate) fn run<T: Experiment>(
 ) -> Result<()> {
     let stop = Stop::on_signals()?;
     let mut run = begin_run(T::NAME, arguments)?;
-    let mut stage = Stage::set(&options.surroundings, &options.target, &mut run)?;
+    let connections = options.own.connections();
+    let mut stage = Stage::set(&options.surroundings, &options.target, connections, &mut run)?;
     let versions = options.own.versions();
     let subjects =
         Subject::all(&options.target, versions, program, |directory| stage.place(directory))?;
@@ -168,7 +177,7 @@ mod tests {
         let own = ["--entries", "20", "--modified", "none", "--keep", "--rounds", "2"];
         let Cli { options } = Cli::parse_from(["bench", &a, &b].iter().chain(&own));
         let stage =
-            Stage::set(&options.surroundings, &options.target, &mut Run::default()).unwrap();
+            Stage::set(&options.surroundings, &options.target, 1, &mut Run::default()).unwrap();
         let place = |_: &Path| panic!("they are URLs");
         let subjects = Subject::all(&options.target, &[], Path::new("/bin/true"), place).unwrap();
         let mut output = Output::start(&options.output, Run::default()).unwrap();

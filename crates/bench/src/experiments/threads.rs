@@ -104,7 +104,8 @@ const ONE_DEPTH: u16 = 4;
 pub fn run(options: &Options, program: &Path, arguments: Vec<String>) -> Result<()> {
     let stop = Stop::on_signals()?;
     let mut run = begin_run("threads", arguments)?;
-    let mut stage = Stage::set(&options.surroundings, &options.target, &mut run)?;
+    let connections = options.most_connections();
+    let mut stage = Stage::set(&options.surroundings, &options.target, connections, &mut run)?;
     let versions = &options.versions.nfs_versions;
     let subjects =
         Subject::all(&options.target, versions, program, |directory| stage.place(directory))?;
@@ -414,6 +415,11 @@ impl Options {
         (0..=most).map(|number| format!("threads.{number}"))
     }
 
+    /// Connections to a server at once: one for each file when all are written, and the mount's.
+    fn most_connections(&self) -> usize {
+        self.names().count() + 1
+    }
+
     /// What a load uses of each file: whole transfers, at least one.
     fn file_bytes(&self) -> u64 {
         let (files, io_bytes) = (self.names().count() as u64, self.io_bytes.0.max(1));
@@ -460,8 +466,9 @@ mod tests {
         let short = "--threads 2 --connections 1 --size 1MiB --seconds 1 --rounds 1";
         let line = format!("{} {short} {words} --out {}", server.url(), out.display());
         let options: Options = options(&line).unwrap();
-        let mut stage =
-            Stage::set(&options.surroundings, &options.target, &mut Run::default()).unwrap();
+        let (surroundings, target) = (&options.surroundings, &options.target);
+        let connections = options.most_connections();
+        let mut stage = Stage::set(surroundings, target, connections, &mut Run::default()).unwrap();
         let subjects =
             Subject::all(&options.target, &[], Path::new("/bin/true"), |place| stage.place(place));
         let output = Output::start(&options.output, Run::default()).unwrap();

@@ -20,9 +20,6 @@ use self::pipe::Pipe;
 use super::limits::NetworkLimits;
 use crate::{Error, Result};
 
-/// Connections at once; others wait to be accepted. With the bound of a [`Pipe`] it bounds the
-/// memory.
-const CONNECTIONS_MAX: usize = 256;
 /// How long the server may take to accept.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// Pause after cannot accept a connection.
@@ -37,6 +34,10 @@ pub struct Relay {
 }
 
 impl Relay {
+    /// Connections at once; others wait to be accepted. With the bound of a [`Pipe`] it bounds the
+    /// memory.
+    pub const CONNECTIONS_MAX: usize = 256;
+
     /// Listens on a free port of loopback and connects each client to `server`. Every byte arrives
     /// later by the delay, in each direction. The rate is that of all connections together, in each
     /// direction.
@@ -148,7 +149,7 @@ impl Shared {
                     Ok((client, _)) => {
                         scope.spawn(|| self.connect(client));
                         let full = |connections: &mut Connections| {
-                            connections.live.len() >= CONNECTIONS_MAX && !self.is_stopping()
+                            connections.live.len() >= Relay::CONNECTIONS_MAX && !self.is_stopping()
                         };
                         drop(self.fewer.wait_while(self.lock(), full));
                     }

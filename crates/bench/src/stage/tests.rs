@@ -16,7 +16,7 @@ struct Cli {
 
 fn stage_and_subjects(words: &[&str]) -> (Stage, Vec<Subject>) {
     let Cli { targets, surroundings } = Cli::parse_from(["bench"].iter().chain(words));
-    let stage = Stage::set(&surroundings, &targets, &mut Run::default()).unwrap();
+    let stage = Stage::set(&surroundings, &targets, 1, &mut Run::default()).unwrap();
     let place = |_: &Path| panic!("they are URLs");
     (stage, Subject::all(&targets, &[], Path::new("/bin/true"), place).unwrap())
 }
@@ -88,7 +88,7 @@ fn options_for_started_servers_are_refused_or_left_out_for_others() {
     let left_out = |words: &[&str]| {
         let Cli { targets, surroundings } = Cli::parse_from(["bench"].iter().chain(words));
         let mut run = Run::default();
-        Stage::set(&surroundings, &targets, &mut run).map(|_| run.left_out)
+        Stage::set(&surroundings, &targets, 1, &mut run).map(|_| run.left_out)
     };
     for option in [
         "--memory-limit=1GiB",
