@@ -3,7 +3,8 @@
 //!
 //! Each waits for a disk, and is done by the threads of its device. A call waits for the records,
 //! and for the files of the device that it works on; all else is done behind it, by one job at a
-//! time for each device. So a disk that hangs takes one thread, and delays no other.
+//! time for each device. So a disk that hangs takes one thread, and delays no other. That of the
+//! records delays what others get of a client that is to lose its record.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -47,6 +48,8 @@ struct Work {
     effects: Effects,
     /// To be closed.
     inodes: Vec<Arc<Inode>>,
+    /// What waits for the records that are in this queue.
+    then: Vec<(EffectQueue, Effects)>,
 }
 
 impl Settlement {
@@ -77,19 +80,24 @@ impl Settlement {
     pub(crate) async fn settle(self: &Arc<Self>, effects: Effects) {
         for (queue, effects) in self.sorted(effects) {
             let device = self.device(queue);
+            let work = Work { effects, ..Work::default() };
             if queue == EffectQueue::Records || Share::is_of(&device) {
                 let share = Share::new(&device, Share::current_client());
-                self.perform(share, Work { effects, inodes: Vec::new() }).await;
+                self.perform(share, work).await;
             } else {
-                self.enqueue(queue, Work { effects, inodes: Vec::new() });
+                self.enqueue(queue, work);
             }
         }
     }
 
     /// Leaves effects to the threads of their devices.
     pub(crate) fn settle_later(self: &Arc<Self>, effects: Effects) {
-        for (queue, effects) in self.sorted(effects) {
-            self.enqueue(queue, Work { effects, inodes: Vec::new() });
+        let mut sorted = self.sorted(effects).into_iter().peekable();
+        let is_records = |(queue, _): &(EffectQueue, Effects)| *queue == EffectQueue::Records;
+        if let Some((queue, effects)) = sorted.next_if(is_records) {
+            self.enqueue(queue, Work { effects, then: sorted.collect(), ..Work::default() });
+        } else {
+            self.enqueue_all(sorted);
         }
     }
 
@@ -98,11 +106,13 @@ impl Settlement {
     pub(crate) fn close(self: &Arc<Self>, inode: Arc<Inode>) {
         if let Some(inode) = Arc::into_inner(inode) {
             let queue = EffectQueue::Device(inode.root().device());
-            self.enqueue(queue, Work { effects: Vec::new(), inodes: vec![Arc::new(inode)] });
+            self.enqueue(queue, Work { inodes: vec![Arc::new(inode)], ..Work::default() });
         }
     }
 
-    /// The effects that may wait, by their queues. The others are performed at once.
+    /// The effects that may wait, by their queues. The others are performed at once. The records
+    /// come first: local programs and clients of version 3 get what a client has lost by the
+    /// effects on its files, and the client must not be able to reclaim it then.
     fn sorted(self: &Arc<Self>, effects: Effects) -> Vec<(EffectQueue, Effects)> {
         let mut sorted: Vec<(EffectQueue, Effects)> = Vec::new();
         for effect in effects {
@@ -133,6 +143,7 @@ impl Settlement {
             }
             waits
         });
+        sorted.sort_by_key(|(queue, _)| *queue != EffectQueue::Records);
         sorted
     }
 
@@ -140,6 +151,12 @@ impl Settlement {
         match queue {
             EffectQueue::Records => self.engine.own_device().clone(),
             EffectQueue::Device(number) => self.engine.device(number),
+        }
+    }
+
+    fn enqueue_all(self: &Arc<Self>, sorted: impl IntoIterator<Item = (EffectQueue, Effects)>) {
+        for (queue, effects) in sorted {
+            self.enqueue(queue, Work { effects, ..Work::default() });
         }
     }
 
@@ -159,8 +176,10 @@ impl Settlement {
     /// Works on a queue until it is empty.
     async fn drain(self: Arc<Self>, queue: EffectQueue) {
         let device = self.device(queue);
-        while let Some(work) = self.next(queue) {
+        while let Some(mut work) = self.next(queue) {
+            let then = mem::take(&mut work.then);
             self.perform(Share::new(&device, 0), work).await;
+            self.enqueue_all(then);
         }
     }
 
@@ -204,6 +223,7 @@ impl Work {
         other.effects.retain(|effect| !knows_records || *effect != Effect::Records);
         self.effects.append(&mut other.effects);
         self.inodes.append(&mut other.inodes);
+        self.then.append(&mut other.then);
     }
 
     fn is_empty(&self) -> bool {

@@ -125,6 +125,25 @@ async fn a_hanging_disk_delays_no_cleanup_on_another() {
 }
 
 #[tokio::test]
+async fn local_programs_get_what_a_client_has_lost_after_its_record_is_removed() {
+    let Some(disks) = Disks::new() else { return };
+    disks.holder();
+    let engine = Arc::clone(&disks.settlement.engine);
+    let (hang, hung) = mpsc::channel::<()>();
+    let entered = Share::new(engine.own_device(), 0).enter();
+    assert!(engine.leave_to_data(move || assert!(hung.recv().is_err())));
+    drop(entered);
+    let mut step = Step::new(Duration::from_secs(100_000));
+    disks.bed.state.expire(&mut step);
+    disks.settlement.settle_later(step.into_effects());
+    let quick = disks.bed.local_file();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!is_free(&quick), "after a crash the client could reclaim its lock");
+    drop(hang);
+    eventually(|| is_free(&quick)).await;
+}
+
+#[tokio::test]
 async fn a_call_waits_for_files_of_its_own_device_only() {
     let Some(disks) = Disks::new() else { return };
     disks.holder();

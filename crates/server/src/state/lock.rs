@@ -128,6 +128,7 @@ impl State {
             // Those that have waited for this request may not conflict with what was granted.
             table.files.wake(call.file, &Freed::turn(), step);
         }
+        table.settle_records(step);
         Ok(LockGrant { file: call.file, lock, piece, is_writable: share.writes() })
     }
 
@@ -220,7 +221,11 @@ impl State {
         let owner = Owner { client, export, name: owner.into() };
         match self.conflict(&mut table, file, &owner, piece, step) {
             Some((_, conflict)) => Err(LockFailure::Denied(conflict)),
-            None => Ok((piece, table.files.lock_of(file, &owner))),
+            None => {
+                // The kernel is asked next. The records of those that have lost locks come first.
+                table.settle_records(step);
+                Ok((piece, table.files.lock_of(file, &owner)))
+            }
         }
     }
 
