@@ -55,7 +55,7 @@ pub(super) struct Client {
     pub(super) lease: Arc<Lease>,
     pub(super) sessions: Vec<SessionId>,
     pub(super) has_reclaimed: bool,
-    /// Whether its record is on the disk.
+    /// Whether its record is on the disk, or about to be.
     pub(super) is_recorded: bool,
     slot: CreateSessionSlot,
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use proto::nfs4::{ClientId, SEQ4_STATUS_RECALLABLE_STATE_REVOKED, Stateid, Status};
+use proto::nfs4::{ClientId, Stateid, Status};
 
 use super::delegation_table::{Delegate, Delegation, DelegationTotals, NotDelegated, Phase};
 use super::registry::{State, Table};
@@ -124,8 +124,8 @@ impl State {
         !left.is_empty()
     }
 
-    /// Sends the recalls that are due, revokes what was not returned in time, and forgets what was
-    /// revoked long ago. To be called about once a second.
+    /// Sends the recalls that are due, and revokes what was not returned in time. To be called
+    /// about once a second.
     pub(super) fn attend_recalls(&self, table: &mut Table, step: &mut Step) {
         for id in table.delegations.recalled() {
             // An expired client that was forgotten in this loop has none left.
@@ -138,13 +138,10 @@ impl State {
             } else if !self.forget_expired(table, [client], step) {
                 table.delegations.revoke(id, step);
                 self.forget_recall(table, client, id);
-                Self::show_revoked_delegations(table, client);
+                table.revise_client(client);
             }
         }
         table.delegations.end_hold_offs(step.now);
-        for client in table.delegations.revoked.expire(step.now) {
-            Self::show_revoked_delegations(table, client);
-        }
     }
 
     pub(super) fn delegation_stateid(&self, id: DelegationId) -> Stateid {
@@ -173,7 +170,7 @@ impl State {
             Ok(_) => Err(Status::LocksHeld),
             Err(Status::DelegRevoked) => {
                 table.delegations.revoked.free(client, self.number(stateid).ok()?);
-                Self::show_revoked_delegations(table, client);
+                table.revise_client(client);
                 Ok(())
             }
             Err(status) => Err(status),
@@ -226,14 +223,6 @@ impl State {
 
     pub(crate) fn delegation_totals(&self) -> DelegationTotals {
         self.lock().delegations.totals()
-    }
-
-    /// Has SEQUENCE report whether the client has to free revoked delegations.
-    fn show_revoked_delegations(table: &Table, client: ClientId) {
-        if let Some(known) = table.clients.get(client) {
-            let has_revoked = table.delegations.revoked.has_any(client);
-            known.lease.show(SEQ4_STATUS_RECALLABLE_STATE_REVOKED, has_revoked);
-        }
     }
 }
 

@@ -180,7 +180,7 @@ impl Limits {
             + self.lock_owners_max * LOCK_STATE_BYTES
             + self.names_bytes_max
             + self.locks_max * RANGE_BYTES
-            + REVOKED_MAX * REVOKED_BYTES
+            + (REVOKED_MAX + self.clients_max) * REVOKED_BYTES
     }
 
     /// Delegations, each with its recall, in bytes.

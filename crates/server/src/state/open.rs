@@ -291,15 +291,16 @@ impl State {
             let states = table.files.states_below(number);
             table.files.remove_open(number, step);
             states.into_iter().for_each(|state| table.revoked.add(client, state, step.now));
-            table.show_revoked(client);
+            table.revise_client(client);
         }
         for (file, export) in files {
             for (client, id) in table.delegations.remove_file(*file, *export, step) {
                 self.forget_recall(&table, client, id);
                 table.revoked.add(client, id.0, step.now);
-                table.show_revoked(client);
+                table.revise_client(client);
             }
         }
+        table.settle_records(step);
     }
 
     pub(super) fn open_number(

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use proto::nfs4::{
-    ClientId, SEQ4_STATUS_ADMIN_STATE_REVOKED, SEQ4_STATUS_RESTART_RECLAIM_NEEDED, SessionId,
-    Status,
+    ClientId, SEQ4_STATUS_ADMIN_STATE_REVOKED, SEQ4_STATUS_RECALLABLE_STATE_REVOKED,
+    SEQ4_STATUS_RESTART_RECLAIM_NEEDED, SessionId, Status,
 };
 use rustc_hash::FxHashMap;
 
@@ -211,10 +211,8 @@ impl State {
             return Err(Status::CompleteAlready);
         }
         client.lease.show(SEQ4_STATUS_RESTART_RECLAIM_NEEDED, false);
-        let is_new = !std::mem::replace(&mut client.is_recorded, true);
-        let write = is_new.then(|| RecordChange::Write(client.record()));
         grace.finish(&client.owner);
-        write.into_iter().for_each(|write| table.change_record(write));
+        table.revise_client(id);
         table.end_grace(step.now);
         table.settle_records(step);
         Ok(())
@@ -265,10 +263,8 @@ impl State {
             }
         }
         table.files.expire_waiters(step);
-        for id in table.revoked.expire(step.now) {
-            table.show_revoked(id);
-        }
         self.attend_recalls(&mut table, step);
+        table.expire_revoked(step.now, self.limits.lease);
         table.end_grace(step.now);
         table.settle_records(step);
     }
@@ -338,8 +334,11 @@ impl State {
         table.files.remove_client(id, step);
         table.revoked.forget_client(id);
         table.delegations.remove_client(id, step);
-        if client.is_recorded {
+        if client.is_confirmed {
+            // Its record may have been removed before.
             table.grace.finish(&client.owner);
+        }
+        if client.is_recorded {
             table.change_record(RecordChange::Remove(client.owner));
             table.settle_records(step);
         }
@@ -410,12 +409,37 @@ impl Table {
         self.records.insert(Arc::clone(change.owner()), change);
     }
 
-    /// Reports whether a client has revoked state of exports to free.
-    pub(super) fn show_revoked(&self, id: ClientId) {
-        if let Some(client) = self.clients.get(id) {
-            let has_any = self.revoked.has_any(id);
-            client.lease.show(SEQ4_STATUS_ADMIN_STATE_REVOKED, has_any);
+    /// To be called when state of a client was revoked, and when the client has freed some. Its
+    /// SEQUENCE reports what is left. As long as it has any to free, it may take for its own what
+    /// others have got since: it has no record, and cannot reclaim (RFC 8881 §8.4.2.1).
+    pub(super) fn revise_client(&mut self, id: ClientId) {
+        let Some(client) = self.clients.get_mut(id) else { return };
+        let of_exports = self.revoked.has_any(id);
+        let delegations = self.delegations.revoked.has_any(id);
+        client.lease.show(SEQ4_STATUS_ADMIN_STATE_REVOKED, of_exports);
+        client.lease.show(SEQ4_STATUS_RECALLABLE_STATE_REVOKED, delegations);
+        let may_have_state =
+            client.has_reclaimed || self.grace.may_reclaim(&client.owner, client.principal);
+        let is_recorded = may_have_state && !of_exports && !delegations;
+        if std::mem::replace(&mut client.is_recorded, is_recorded) != is_recorded {
+            let change = match is_recorded {
+                true => RecordChange::Write(client.record()),
+                false => RecordChange::Remove(Arc::clone(&client.owner)),
+            };
+            self.change_record(change);
         }
+    }
+
+    /// Forgets the revoked states that were not freed in time.
+    fn expire_revoked(&mut self, now: Duration, lease: Duration) {
+        let Self { clients, revoked, delegations, .. } = self;
+        let is_cut_off = |id| {
+            let client = clients.get(id);
+            client.is_some_and(|client| client.lease.expired_for(now, lease).is_some())
+        };
+        let mut freed = revoked.expire(now, is_cut_off);
+        freed.extend(delegations.revoked.expire(now, is_cut_off));
+        freed.into_iter().for_each(|id| self.revise_client(id));
     }
 
     /// Whether the clients at the address of this one have `peer_max` of something together, of

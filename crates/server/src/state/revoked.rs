@@ -31,9 +31,10 @@ impl Revoked {
         self.clients.get(&client).map_or(0, BTreeMap::len)
     }
 
-    /// Adds a state, unless there are too many.
+    /// Adds a state, unless there are too many: one of each client stays known, so that
+    /// [`Self::has_any`] holds.
     pub(super) fn add(&mut self, client: ClientId, number: u64, now: Duration) {
-        if self.count < self.states_max {
+        if self.count < self.states_max || !self.has_any(client) {
             let old = self.clients.entry(client).or_default().insert(number, now);
             assert_eq!(old, None, "a state ends once");
             self.count += 1;
@@ -66,11 +67,20 @@ impl Revoked {
         self.count -= self.clients.remove(&client).map_or(0, |states| states.len());
     }
 
-    /// Forgets those that were not freed in time. Returns the clients that have none left.
-    pub(super) fn expire(&mut self, now: Duration) -> Vec<ClientId> {
+    /// Forgets those that were not freed in time, which begins anew for a client that is cut off:
+    /// it has yet to learn of them. Returns the clients that have none left.
+    pub(super) fn expire(
+        &mut self,
+        now: Duration,
+        is_cut_off: impl Fn(ClientId) -> bool,
+    ) -> Vec<ClientId> {
         let is_late = |at: &Duration| now.saturating_sub(*at) > LIFETIME;
         let mut left = Vec::new();
         for (client, states) in &mut self.clients {
+            if is_cut_off(*client) {
+                states.values_mut().for_each(|at| *at = now);
+                continue;
+            }
             let before = states.len();
             states.retain(|_, at| !is_late(at));
             self.count -= before - states.len();
@@ -83,9 +93,10 @@ impl Revoked {
     }
 }
 
-/// Opens, lock states and delegations of exports that stay known, about 64 bytes each.
+/// Opens, lock states and delegations of exports that stay known, about 64 bytes each, beside one
+/// of each client.
 pub(super) const REVOKED_MAX: usize = 1 << 14;
-/// How long they stay known. Linux frees neither what it closes while the filehandle is stale nor a
-/// delegation that it does not know, and looks for revoked states after each call until all are
-/// freed.
+/// How long they stay known to a client that holds its lease. Linux frees neither what it closes
+/// while the filehandle is stale nor a delegation that it does not know, and looks for revoked
+/// states after each call until all are freed.
 const LIFETIME: Duration = Duration::from_secs(180);

@@ -34,10 +34,12 @@ impl State {
     ) -> Result<(), Status> {
         let mut table = self.lock();
         if self.number(stateid).is_ok_and(|number| table.revoked.free(client, number)) {
-            table.show_revoked(client);
+            table.revise_client(client);
+            table.settle_records(step);
             return Ok(());
         }
         if let Some(freed) = self.free_delegation(&mut table, client, stateid) {
+            table.settle_records(step);
             return freed;
         }
         match self.key(&table, client, stateid)? {

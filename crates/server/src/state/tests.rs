@@ -726,7 +726,10 @@ fn state_of_a_retired_export_is_revoked_until_it_is_freed() {
     bed.state.release_files(&[(FILE, EXPORT)], &mut bed.step);
     let effects = bed.taken();
     let unpin = Effect::Unpin { file: FILE, export: EXPORT };
-    assert!(matches!(&effects[..], [Effect::Release { .. }, last] if *last == unpin));
+    let [Effect::Release { .. }, last, Effect::Records] = &effects[..] else {
+        panic!("{effects:?}");
+    };
+    assert_eq!(*last, unpin);
     assert_eq!(status_flags(&session, 1, now), SEQ4_STATUS_ADMIN_STATE_REVOKED);
     for stateid in [open, lock] {
         let revoked = Err(Status::AdminRevoked);

@@ -2,6 +2,7 @@
 
 use proto::nfs4::SEQ4_STATUS_RECALLABLE_STATE_REVOKED;
 
+use super::grace::settled;
 use super::*;
 
 impl Bed {
@@ -112,6 +113,23 @@ fn a_recall_is_repeated_until_the_delegation_is_revoked() {
     assert_eq!(status(&session) & SEQ4_STATUS_RECALLABLE_STATE_REVOKED, 0);
     assert_eq!(bed.state.test_stateid(holder, &held), Err(Status::BadStateid));
     assert_eq!(bed.state.counts().delegations, 0);
+}
+
+#[test]
+fn a_client_cannot_reclaim_before_it_has_freed_a_revoked_delegation() {
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let (holder, _, held) = bed.delegated(b"holder");
+    let record = settled(&mut bed);
+    bed.state.recall(FILE, true, &mut bed.step);
+    bed.pass(29);
+    assert_eq!(settled(&mut bed), []);
+    bed.taken();
+    bed.pass(1);
+    let effects = bed.taken();
+    assert!(effects.contains(&Effect::Records), "before others change the file: {effects:?}");
+    assert_eq!(settled(&mut bed), [RecordChange::Remove(b"holder".as_slice().into())]);
+    bed.state.free_stateid(holder, &held, &mut bed.step).unwrap();
+    assert_eq!((bed.taken(), settled(&mut bed)), (vec![Effect::Records], record));
 }
 
 /// Linux does not free a delegation that it does not know.

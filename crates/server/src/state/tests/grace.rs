@@ -9,7 +9,7 @@ fn record(owner: &[u8]) -> ClientRecord {
 const READ: (ShareAccess, ShareDeny) = (ShareAccess::Read, ShareDeny::None);
 
 /// The changes of records so far, which are then on the disk.
-fn settled(bed: &mut Bed) -> Vec<RecordChange> {
+pub(super) fn settled(bed: &mut Bed) -> Vec<RecordChange> {
     let changes = bed.state.record_changes();
     bed.state.records_changed(&changes);
     changes
@@ -118,6 +118,78 @@ fn a_client_that_reboots_has_nothing_to_reclaim() {
     bed.reclaim_complete(new).unwrap();
     assert_eq!(settled(&mut bed), [RecordChange::Write(record(b"c"))]);
     assert!(!bed.state.counts().is_in_grace);
+}
+
+#[test]
+fn a_client_cannot_reclaim_before_it_has_freed_what_was_revoked() {
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let (client, open) = bed.client_with_open(b"c");
+    let lock = bed.lock(client, &open, LockType::Write, ALL).unwrap();
+    assert_eq!(settled(&mut bed), [RecordChange::Write(record(b"c"))]);
+    bed.taken();
+    bed.state.release_files(&[(FILE, EXPORT)], &mut bed.step);
+    assert!(bed.taken().contains(&Effect::Records), "before others get the lock");
+    assert_eq!(settled(&mut bed), [RecordChange::Remove(b"c".as_slice().into())]);
+    bed.open(client, ShareAccess::Read, ShareDeny::None);
+    bed.state.free_stateid(client, &open, &mut bed.step).unwrap();
+    assert_eq!((bed.taken(), settled(&mut bed)), (Vec::new(), Vec::new()), "the lock is left");
+    bed.state.free_stateid(client, &lock, &mut bed.step).unwrap();
+    assert_eq!(bed.taken(), [Effect::Records]);
+    assert_eq!(settled(&mut bed), [RecordChange::Write(record(b"c"))]);
+}
+
+#[test]
+fn a_client_that_is_cut_off_has_time_to_free_what_was_revoked_when_it_is_back() {
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let (client, session) = bed.begin_client(b"c");
+    bed.reclaim_complete(client).unwrap();
+    bed.open(client, ShareAccess::Read, ShareDeny::None);
+    let call = |export| OpenFile {
+        client,
+        owner: b"o",
+        file: FILE,
+        export,
+        access: ShareAccess::Read,
+        deny: ShareDeny::None,
+        cuts: false,
+        is_reclaim: false,
+        user: 0,
+    };
+    let retired = ExportId(7);
+    let stateid = bed.state.open(&call(retired), &mut bed.step).unwrap().stateid;
+    settled(&mut bed);
+    bed.state.release_files(&[(FILE, retired)], &mut bed.step);
+    assert_eq!(settled(&mut bed), [RecordChange::Remove(b"c".as_slice().into())]);
+    let mut pass = |secs, is_there: bool| {
+        bed.step.now += Duration::from_secs(secs);
+        assert!(!is_there || session.lease.renew(bed.step.now));
+        bed.state.expire(&mut bed.step);
+        (bed.state.test_stateid(client, &stateid), settled(&mut bed))
+    };
+    assert_eq!(pass(1000, false), (Err(Status::AdminRevoked), Vec::new()));
+    assert_eq!(pass(180, true), (Err(Status::AdminRevoked), Vec::new()));
+    let written = vec![RecordChange::Write(record(b"c"))];
+    assert_eq!(pass(1, true), (Err(Status::BadStateid), written));
+}
+
+#[test]
+fn a_client_that_loses_state_in_the_grace_period_reclaims_the_rest_once() {
+    let mut bed = Bed::new(Limits::default(), vec![record(b"a"), record(b"b")]);
+    let [(a, _), (b, _)] = [b"a", b"b"].map(|owner| bed.begin_client(owner));
+    let open = bed.open_as(a, READ, true).unwrap().stateid;
+    bed.state.release_files(&[(FILE, EXPORT)], &mut bed.step);
+    assert_eq!(settled(&mut bed), [RecordChange::Remove(b"a".as_slice().into())]);
+    bed.open_as(a, READ, true).expect("no other has got state");
+    bed.reclaim_complete(a).unwrap();
+    assert_eq!(settled(&mut bed), [], "it has still to free what was revoked");
+    bed.state.free_stateid(a, &open, &mut bed.step).unwrap();
+    assert_eq!(settled(&mut bed), [RecordChange::Write(record(b"a"))]);
+
+    bed.open_as(b, READ, true).unwrap();
+    bed.state.release_files(&[(FILE, EXPORT)], &mut bed.step);
+    let new = exchange(&bed.state, (b"b", 2, Principal::User(0)), false, bed.step.now).unwrap();
+    bed.state.create_session(&call_of(new.client), &mut bed.step).unwrap();
+    assert_eq!(bed.open_as(new.client, READ, true).map(drop), Err(Status::ReclaimBad));
 }
 
 #[test]

@@ -10,6 +10,7 @@ use super::*;
 
 mod delegations;
 mod grants;
+mod records;
 
 const CLIENTS: usize = 3;
 const FILES: u64 = 2;
@@ -170,6 +171,8 @@ struct Model {
     pins: BTreeMap<u64, i64>,
     /// Lock states that the kernel knows.
     mirrored: BTreeSet<LockId>,
+    /// Clients with a record on the disk.
+    recorded: BTreeSet<usize>,
 }
 
 fn range_of((first, last): (usize, usize)) -> LockRange {
@@ -201,6 +204,7 @@ impl Model {
             granted: BTreeSet::new(),
             pins: BTreeMap::new(),
             mirrored: BTreeSet::new(),
+            recorded: BTreeSet::new(),
         };
         model.clients = (0..CLIENTS).map(|at| model.boot(at)).collect();
         model
@@ -260,10 +264,7 @@ impl Model {
                 Effect::Unpin { file, .. } => *self.pins.entry(file.0).or_default() -= 1,
                 Effect::Release { lock, .. } => drop(self.mirrored.remove(&lock)),
                 Effect::Unlock { lock, .. } => prop_assert!(self.mirrored.contains(&lock)),
-                Effect::Records => {
-                    let changes = self.bed.state.record_changes();
-                    self.bed.state.records_changed(&changes);
-                }
+                Effect::Records => self.change_records(),
                 Effect::EndDelegation { delegation, .. } => {
                     prop_assert!(self.granted.remove(&delegation), "it ends once");
                 }
@@ -572,7 +573,7 @@ impl Model {
             prop_assert_eq!(pins, i64::try_from(opens).unwrap());
         }
         prop_assert_eq!(self.mirrored.len(), self.locks.len(), "a descriptor for each lock owner");
-        Ok(())
+        self.check_records()
     }
 }
 

@@ -10,6 +10,7 @@ use super::client::{
     ALL_VERSIONS, Operations, Session, compound, create_session_args, exchange_id, open_args,
 };
 use crate::fixture::Fixture;
+use crate::local_file::eventually;
 
 /// A session of a client that has not reclaimed yet.
 pub(super) fn connect(fixture: &Fixture, owner: &[u8], verifier: u8) -> Session {
@@ -95,6 +96,31 @@ fn a_reclaim_conflicts_with_a_lock_that_a_local_program_took_meanwhile() {
     assert_eq!(lock(&mut holder, file, stateid, true), Err(Status::ReclaimConflict));
     drop(local);
     lock(&mut holder, file, stateid, true).expect("it is free, and the client may still reclaim");
+}
+
+#[test]
+fn state_that_was_revoked_before_a_restart_is_not_reclaimed() {
+    let rest = r#"
+        nfs_versions = ["4.1"]
+        [[export]]
+        path = "$DIR/export"
+        name = "/rest"
+        squash = "none"
+    "#;
+    let retired = "[[export]]\npath = \"$DIR/export\"\nsquash = \"none\"\nname = \"/export\"";
+    let mut fixture = Fixture::with(&format!("{rest}\n{retired}"));
+    let file = locked_file(&fixture);
+    let directory = fixture.path("state/nfs4");
+    let has_record = || {
+        let mut names = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap());
+        names.any(|entry| entry.file_name().as_encoded_bytes().starts_with(b"client-"))
+    };
+    assert!(has_record());
+    fixture.reload(rest);
+    assert!(eventually(|| !has_record()), "other clients may have the file");
+    fixture.restart();
+    let mut holder = connect(&fixture, b"holder", 1);
+    assert_eq!(open(&mut holder, file, PREVIOUS), Err(Status::NoGrace));
 }
 
 #[test]

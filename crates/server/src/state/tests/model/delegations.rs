@@ -84,9 +84,13 @@ impl Model {
         Ok(())
     }
 
-    /// What was not returned in time is revoked, and only that; and is forgotten after a while.
+    /// What was not returned in time is revoked, and only that; and is forgotten after a while, in
+    /// which its client can learn of it.
     pub(super) fn note_revoked(&mut self) {
         let now = self.now();
+        let is_cut_off: Vec<_> = (0..CLIENTS).map(|at| self.is_expired(at)).collect();
+        let left = self.revoked.iter_mut().filter(|(holder, ..)| is_cut_off[*holder]);
+        left.for_each(|(.., since)| *since = now);
         let is_late = |held: &ModelDelegation| held.ends_at.is_some_and(|at| at <= now);
         let late: Vec<_> = self.delegations.iter().filter(|(_, held)| is_late(held)).collect();
         self.revoked.extend(late.iter().map(|((at, _), held)| (*at, held.stateid, now)));
