@@ -172,6 +172,17 @@ impl Clients {
         self.by_peer.get(&peer).map_or(0, |of_peer| of_peer.ids.len())
     }
 
+    /// Whether an owner has a confirmed incarnation.
+    pub(super) fn has_confirmed(&self, owner: &[u8]) -> bool {
+        self.by_owner.get(owner).is_some_and(|found| found.confirmed.is_some())
+    }
+
+    /// Whether it has one at an address.
+    pub(super) fn is_confirmed_at(&self, owner: &[u8], peer: IpAddr) -> bool {
+        let confirmed = self.by_owner.get(owner).and_then(|found| found.confirmed);
+        confirmed.is_some_and(|id| self.by_id[&id].peer == peer)
+    }
+
     /// The sessions of an address.
     pub(super) fn sessions_of_peer(&self, peer: IpAddr) -> usize {
         self.by_peer.get(&peer).map_or(0, |of_peer| of_peer.sessions)
@@ -182,9 +193,15 @@ impl Clients {
         self.unconfirmed.first().copied()
     }
 
-    /// The same among the clients of an address.
-    pub(super) fn oldest_unconfirmed_of(&self, peer: IpAddr) -> Option<ClientId> {
-        self.by_peer.get(&peer)?.unconfirmed.first().copied()
+    /// The same among the clients of an address, but for those that replace one unless they count
+    /// too.
+    pub(super) fn oldest_unconfirmed_of(
+        &self,
+        peer: IpAddr,
+        or_replaces: bool,
+    ) -> Option<ClientId> {
+        let mut unconfirmed = self.by_peer.get(&peer)?.unconfirmed.iter().copied();
+        unconfirmed.find(|id| or_replaces || self.predecessor(*id).is_none())
     }
 
     /// Adds a session to a client.

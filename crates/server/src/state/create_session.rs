@@ -12,7 +12,7 @@ use super::registry::{State, Table};
 use super::replies::ReplyBudget;
 use super::session::{ChannelAttributes, Session, SessionState};
 use super::slots::Slots;
-use super::{ConnectionId, CreatedSession, Principal, Step};
+use super::{ConnectionId, CreatedSession, Limits, Principal, Step};
 
 /// CREATE_SESSION's arguments.
 #[derive(Clone, Copy, Debug)]
@@ -69,17 +69,13 @@ impl State {
             return Err(Status::Nospc);
         }
         let is_confirmed = client.is_confirmed;
-        if table.clients.sessions_of_peer(client.peer) >= self.limits.peer_sessions_max {
-            return Err(Status::Delay);
-        }
-        if self.session_count() >= self.limits.sessions_max {
-            // It has just called, so it is not among those that leave.
-            client.lease.renew(step.now);
-            self.forget_all_expired(table, step);
-            if self.session_count() >= self.limits.sessions_max {
-                return Err(Status::Delay);
-            }
-        }
+        // It has just called, so it is not among those that leave.
+        client.lease.renew(step.now);
+        let Limits { sessions_max, peer_sessions_max, .. } = self.limits;
+        let sessions = |table: &Table| self.other_sessions(table, call.client);
+        let is_peer_full = |table: &Table| sessions(table).1 >= peer_sessions_max;
+        let is_full = |table: &Table| sessions(table).0 >= sessions_max;
+        self.make_room(table, call.client, (is_peer_full, is_full), step)?;
         if !is_confirmed {
             self.confirm(table, call.client, step);
         }
@@ -98,6 +94,17 @@ impl State {
         self.change_sessions(|sessions| sessions.insert(id, Arc::new(session)));
         let (sequence, back) = (call.sequence, call.back);
         Ok(CreatedSession { session: id, sequence, fore, back, has_backchannel })
+    }
+
+    /// The sessions of all clients, and those of this one's address, without those that end when it
+    /// is confirmed.
+    fn other_sessions(&self, table: &Table, id: ClientId) -> (usize, usize) {
+        let clients = &table.clients;
+        let peer = clients.get(id).expect("the caller has looked it up").peer;
+        let replaced = clients.predecessor(id).and_then(|old| clients.get(old));
+        let ending = replaced.map_or(0, |old| old.sessions.len());
+        let ending_there = if replaced.is_some_and(|old| old.peer == peer) { ending } else { 0 };
+        (self.session_count() - ending, clients.sessions_of_peer(peer) - ending_there)
     }
 
     fn negotiate(&self, asked: ChannelAttributes) -> Result<ChannelAttributes, Status> {

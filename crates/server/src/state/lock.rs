@@ -316,19 +316,13 @@ impl State {
         client: ClientId,
         step: &mut Step,
     ) -> Result<(), Status> {
-        let grown = |table: &Table| table.files.locks_and_ranges() + LOCK_GROWTH_MAX;
-        let own = |files: &Files, client| files.locks_and_ranges_of(client);
-        // The address's own bound costs no other client its courtesy.
+        let all = |table: &Table| table.files.locks_and_ranges();
         let peer_max = (self.limits.peer_locks_max + 1).saturating_sub(LOCK_GROWTH_MAX);
-        if table.is_peer_full(client, table.files.locks_and_ranges(), peer_max, own) {
-            return Err(Status::Delay);
-        }
-        let is_full = |table: &Table| grown(table) > self.limits.locks_max;
-        if is_full(table) {
-            self.forget_all_expired(table, step);
-            table.check_known(client)?;
-        }
-        if is_full(table) { Err(Status::Delay) } else { Ok(()) }
+        let is_peer_full = |table: &Table| {
+            table.is_peer_full(client, all(table), peer_max, Files::locks_and_ranges_of)
+        };
+        let is_full = |table: &Table| all(table) + LOCK_GROWTH_MAX > self.limits.locks_max;
+        self.make_room(table, client, (is_peer_full, is_full), step)
     }
 
     fn make_room_for_lock_owner(
@@ -338,18 +332,17 @@ impl State {
         name_bytes: usize,
         step: &mut Step,
     ) -> Result<(), Status> {
-        let all = table.files.lock_states();
-        let own = Files::lock_states_of;
-        let of_file = table.files.file_counts(call.file).lock_states;
-        let own_of_file =
-            |files: &Files, client| files.file_counts_of(call.file, client).lock_states;
-        let peer_file_max = self.limits.peer_file_lock_owners_max;
-        if table.is_peer_full(call.client, all, self.limits.peer_lock_owners_max, own)
-            || table.is_peer_full(call.client, of_file, peer_file_max, own_of_file)
-            || self.is_peer_full_of_names(table, call.client, name_bytes)
-        {
-            return Err(Status::Delay);
-        }
+        let is_peer_full = |table: &Table| {
+            let all = table.files.lock_states();
+            let own = Files::lock_states_of;
+            let of_file = table.files.file_counts(call.file).lock_states;
+            let own_of_file =
+                |files: &Files, client| files.file_counts_of(call.file, client).lock_states;
+            let peer_file_max = self.limits.peer_file_lock_owners_max;
+            table.is_peer_full(call.client, all, self.limits.peer_lock_owners_max, own)
+                || table.is_peer_full(call.client, of_file, peer_file_max, own_of_file)
+                || self.is_peer_full_of_names(table, call.client, name_bytes)
+        };
         let is_full = |table: &Table| {
             let all = table.files.lock_states();
             let of_file = table.files.file_counts(call.file).lock_states;
@@ -357,11 +350,7 @@ impl State {
                 || of_file >= self.limits.file_lock_owners_max
                 || self.is_full_of_names(table, name_bytes)
         };
-        if is_full(table) {
-            self.forget_all_expired(table, step);
-            table.check_known(call.client)?;
-        }
-        if is_full(table) { Err(Status::Delay) } else { Ok(()) }
+        self.make_room(table, call.client, (is_peer_full, is_full), step)
     }
 }
 

@@ -180,19 +180,17 @@ impl State {
         file: Option<FileId>,
         step: &mut Step,
     ) -> Result<(), Status> {
-        let all = table.files.opens();
-        let is_peer_full_in = |file| {
+        let is_peer_full_in = |table: &Table, file| {
             let all = table.files.file_counts(file).opens;
             let own = |files: &Files, client| files.file_counts_of(file, client).opens;
             table.is_peer_full(client, all, self.limits.peer_file_opens_max, own)
         };
-        // The address's own bound costs no other client its courtesy.
-        if table.is_peer_full(client, all, self.limits.peer_opens_max, Files::opens_of)
-            || file.is_some_and(is_peer_full_in)
-            || self.is_peer_full_of_names(table, client, name_bytes)
-        {
-            return Err(Status::Delay);
-        }
+        let is_peer_full = |table: &Table| {
+            let all = table.files.opens();
+            table.is_peer_full(client, all, self.limits.peer_opens_max, Files::opens_of)
+                || file.is_some_and(|file| is_peer_full_in(table, file))
+                || self.is_peer_full_of_names(table, client, name_bytes)
+        };
         let is_full = |table: &Table| {
             let all = table.files.opens();
             let of_file = file.map_or(0, |file| table.files.file_counts(file).opens);
@@ -200,11 +198,7 @@ impl State {
                 || of_file >= self.limits.file_opens_max
                 || self.is_full_of_names(table, name_bytes)
         };
-        if is_full(table) {
-            self.forget_all_expired(table, step);
-            table.check_known(client)?;
-        }
-        if is_full(table) { Err(Status::Delay) } else { Ok(()) }
+        self.make_room(table, client, (is_peer_full, is_full), step)
     }
 
     /// Whether the names of owners leave no room for another.

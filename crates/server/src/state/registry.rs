@@ -1,7 +1,6 @@
 //! [`State`]: the clients and their sessions from EXCHANGE_ID until they are forgotten.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -119,7 +118,7 @@ impl State {
                 for id in replaces.into_iter().flatten() {
                     self.forget(&mut table, id, step);
                 }
-                self.make_room_for_client(&mut table, call.peer, step)?;
+                self.make_room_for_client(&mut table, call, step)?;
                 table.clients.add(call, step.now)
             }
         };
@@ -340,25 +339,45 @@ impl State {
         }
         if client.is_recorded {
             table.change_record(RecordChange::Remove(client.owner));
-            table.settle_records(step);
         }
+        // Its removal may be under way since before.
+        table.settle_records(step);
     }
 
-    /// Makes room for a client of an address, without a search through the others: it takes the
-    /// place of the client that waits longest to be confirmed, at the address's own bound one of
-    /// the address, at the bound of all any. Then the expired make room, at the bound of all; those
-    /// without state have left by [`Self::expire`].
+    /// Makes room for a client, at the bound of its address among the clients there, and at the
+    /// bound of all among all: it takes the place of the one that waits longest to be confirmed.
+    /// Then the expired make room; those without state have left by [`Self::expire`].
     fn make_room_for_client(
         &self,
         table: &mut Table,
-        peer: IpAddr,
+        call: &ExchangeId<'_>,
         step: &mut Step,
     ) -> Result<(), Status> {
-        if table.clients.count_of_peer(peer) >= self.limits.peer_clients_max {
-            let oldest = table.clients.oldest_unconfirmed_of(peer).ok_or(Status::Delay)?;
+        let ExchangeId { owner, peer, .. } = *call;
+        // How many are to leave. The one that it replaces does so once it is confirmed.
+        let excess = |table: &Table| {
+            let replaced = usize::from(table.clients.is_confirmed_at(owner, peer));
+            let count = table.clients.count_of_peer(peer) + 1;
+            count.saturating_sub(self.limits.peer_clients_max + replaced)
+        };
+        // Others leave the place to a host that boots; two such hosts take turns.
+        let replaces = table.clients.is_confirmed_at(owner, peer);
+        while excess(table) > 0
+            && let Some(oldest) = table.clients.oldest_unconfirmed_of(peer, replaces)
+        {
             self.forget(table, oldest, step);
         }
-        let is_full = |table: &Table| table.clients.len() >= self.limits.clients_max;
+        if excess(table) > 0 {
+            let of_peer: Vec<_> = table.clients.of_peer(peer).collect();
+            self.forget_expired(table, of_peer, step);
+        }
+        if excess(table) > 0 {
+            return Err(Status::Delay);
+        }
+        let is_full = |table: &Table| {
+            let replaced = usize::from(table.clients.has_confirmed(owner));
+            table.clients.len() >= self.limits.clients_max + replaced
+        };
         if is_full(table)
             && let Some(oldest) = table.clients.oldest_unconfirmed()
         {
@@ -366,6 +385,33 @@ impl State {
         }
         if is_full(table) {
             self.forget_all_expired(table, step);
+        }
+        if is_full(table) { Err(Status::Delay) } else { Ok(()) }
+    }
+
+    /// Makes room for what a client asks for: at the bound of its address, which costs no client of
+    /// another one its courtesy, and at the bound of all.
+    ///
+    /// # Errors
+    /// `Delay`; `Badsession` if the client was among the expired.
+    pub(super) fn make_room(
+        &self,
+        table: &mut Table,
+        client: ClientId,
+        (is_peer_full, is_full): (impl Fn(&Table) -> bool, impl Fn(&Table) -> bool),
+        step: &mut Step,
+    ) -> Result<(), Status> {
+        if is_peer_full(table) {
+            let of_peer: Vec<_> = table.clients.of_same_peer(client).collect();
+            self.forget_expired(table, of_peer, step);
+            table.check_known(client)?;
+        }
+        if is_peer_full(table) {
+            return Err(Status::Delay);
+        }
+        if is_full(table) {
+            self.forget_all_expired(table, step);
+            table.check_known(client)?;
         }
         if is_full(table) { Err(Status::Delay) } else { Ok(()) }
     }

@@ -1009,6 +1009,68 @@ fn a_client_at_its_own_bound_costs_no_other_its_courtesy() {
 }
 
 #[test]
+fn expired_clients_make_room_at_the_bounds_of_their_address() {
+    let limits = Limits::default();
+    for limits in [
+        Limits { peer_clients_max: 1, ..limits },
+        Limits { peer_sessions_max: 1, ..limits },
+        Limits { peer_opens_max: 1, ..limits },
+        Limits { peer_file_opens_max: 1, ..limits },
+        // The names of an open and of a lock owner.
+        Limits { peer_names_bytes_max: 2, ..limits },
+        Limits { peer_locks_max: 6, ..limits },
+        Limits { peer_lock_owners_max: 1, ..limits },
+        Limits { peer_file_lock_owners_max: 1, ..limits },
+    ] {
+        let mut bed = Bed::new(limits, Vec::new());
+        let holder = |bed: &mut Bed, owner: &[u8], offset| {
+            let (client, open) = bed.client_with_open(owner);
+            let byte = LockRange { offset, length: 1 };
+            bed.lock(client, &open, LockType::Write, byte).unwrap();
+            (client, open)
+        };
+        holder(&mut bed, b"a1", 0);
+        let (elsewhere, open) = holder(&mut bed, b"b1", 1);
+        bed.step.now = LEASE * 2;
+        holder(&mut bed, b"a2", 2);
+        assert_eq!(bed.check_io(elsewhere, &open, ShareAccess::Read), Ok(IoState::Opened));
+    }
+}
+
+#[test]
+fn a_host_that_boots_is_not_put_off_at_the_bounds_of_its_address() {
+    let limits = Limits { peer_clients_max: 2, peer_sessions_max: 2, ..Limits::default() };
+    let mut bed = Bed::new(Limits { sessions_max: 2, ..limits }, Vec::new());
+    for owner in [b"a1", b"a2"] {
+        bed.begin_client(owner);
+    }
+    let (now, user) = (bed.step.now, Principal::User(0));
+    let third = exchange(&bed.state, (b"a3", 1, user), false, now);
+    assert_eq!(third, Err(Status::Delay), "two hosts are there");
+    let booted = exchange(&bed.state, (b"a1", 2, user), false, now).unwrap().client;
+    let third = exchange(&bed.state, (b"a3", 1, user), false, now);
+    assert_eq!(third, Err(Status::Delay), "it takes no place of a host that boots");
+    bed.state.create_session(&call_of(booted), &mut bed.step).unwrap();
+    let counts = bed.state.counts();
+    assert_eq!((counts.clients, counts.sessions), (2, 2));
+}
+
+#[test]
+fn a_client_without_a_session_leaves_its_place_beside_a_host_that_boots() {
+    let limits = Limits { peer_clients_max: 2, clients_max: 2, ..Limits::default() };
+    let mut bed = Bed::new(limits, Vec::new());
+    bed.begin_client(b"a1");
+    let (now, user) = (bed.step.now, Principal::User(0));
+    let ask = |owner, verifier| exchange(&bed.state, (owner, verifier, user), false, now);
+    ask(b"a2", 1).unwrap();
+    let booted = ask(b"a1", 2).expect("it takes the place that it has, at both bounds").client;
+    assert_eq!(ask(b"a3", 1), Err(Status::Delay), "at the bound of all it waits");
+    bed.state.create_session(&call_of(booted), &mut bed.step).unwrap();
+    let third = exchange(&bed.state, (b"a3", 1, user), false, bed.step.now);
+    assert!(third.is_ok(), "it takes the place of a2");
+}
+
+#[test]
 fn a_denied_lock_of_a_closed_file_is_released() {
     let mut bed = Bed::new(Limits::default(), Vec::new());
     let client = bed.client(b"c");
