@@ -6,12 +6,15 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use io::KernelHandle;
+
 use super::Inode;
 use super::delegation_gate::{Changing, Holder, Holders};
 use super::state::{InodeState, InodeStates};
 use crate::fs::Status;
 
-/// A change of an object's names at work. No client gets a delegation of it meanwhile.
+/// A change of an object's names at work, or an object that its maker is still to open. No client
+/// gets a delegation of it meanwhile.
 pub(crate) struct NameChange {
     of: Counted,
 }
@@ -58,8 +61,9 @@ impl InodeState {
 
     /// Whether names of the object may be changing, by a call that has not seen its holders.
     pub(crate) fn has_name_changes(&self) -> bool {
-        let count = |changes: &AtomicUsize| changes.load(Ordering::SeqCst);
-        count(&self.gate.name_changes) + count(&self.states.gates.name_changes) > 0
+        let is_changing = |changes: &AtomicUsize| changes.load(Ordering::SeqCst) > 0;
+        // In this order: what begins as a change of any object goes on as one of its own.
+        is_changing(&self.states.gates.name_changes) || is_changing(&self.gate.name_changes)
     }
 
     /// Checks whether a call may change the object now. Otherwise its delegations are recalled.
@@ -72,6 +76,24 @@ impl InodeState {
         }
         self.states.gates.requests.add(ptr::from_ref(self).addr(), false);
         Err(Status::Delegated)
+    }
+
+    /// Makes a regular file in this directory, of which no client gets a delegation before what
+    /// this returns is dropped: one would put off the OPEN that has made the file, and the file
+    /// would be in the way of its retry. `handle` is that of the file, if one was made.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub(crate) fn make_undelegated<T, E>(
+        &self,
+        make: impl FnOnce() -> Result<T, E>,
+        handle: impl FnOnce(&T) -> Option<KernelHandle>,
+    ) -> Result<(T, Option<NameChange>), E> {
+        // Its name shows before it can be counted by itself.
+        let _any = NameChange::of_any(&self.states);
+        let made = make()?;
+        let undelegated = handle(&made).map(|handle| NameChange::of_one(self.of_file(handle)));
+        Ok((made, undelegated))
     }
 
     /// Begins a change of the object's names.
@@ -134,7 +156,6 @@ impl Inode {
 mod tests {
     use std::collections::BTreeMap;
 
-    use io::KernelHandle;
     use rustix::fs::FileType;
 
     use super::*;
@@ -175,6 +196,23 @@ mod tests {
             }
         }
         assert_eq!(state.states.gates.delegated.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn a_file_is_not_delegated_between_its_creation_and_its_first_open() {
+        let directory = state();
+        let [made, other] = [2, 3].map(|seed| KernelHandle::from_parts(1, &[seed; 8]).unwrap());
+        let is_held_off = |handle| directory.of_file(handle).has_name_changes();
+        let make = || {
+            assert!(is_held_off(made), "its name may show");
+            Ok::<_, ()>(made)
+        };
+        let (_, undelegated) = directory.make_undelegated(make, |made| Some(*made)).unwrap();
+        assert!(is_held_off(made) && !is_held_off(other));
+        drop(undelegated);
+        assert!(!is_held_off(made));
+        assert!(directory.make_undelegated(|| Err::<(), _>(()), |()| None).is_err());
+        assert!(!is_held_off(made));
     }
 
     #[test]

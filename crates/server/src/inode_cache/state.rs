@@ -212,6 +212,11 @@ impl InodeState {
         self.states.shard(&key).get(&key).and_then(Weak::upgrade)
     }
 
+    /// The state of the regular file with this handle on the same file system.
+    pub(super) fn of_file(&self, handle: KernelHandle) -> Arc<Self> {
+        self.states.state(&self.file_system, handle, FileType::RegularFile)
+    }
+
     /// Notes that a flush failed: clients of all exports of the file system send again what they
     /// have not committed.
     pub(crate) fn note_failure(&self) {

@@ -95,8 +95,10 @@ pub(super) async fn create(
             CreateMode::Exclusive(*verifier, AttributeChange::default())
         }
     };
-    let answer = request.service.vfs.create(&caller, &dir, args.where_.name, mode).await;
-    created(request, &dir, answer)
+    let Answer { attributes, result } =
+        request.service.vfs.create(&caller, &dir, args.where_.name, mode).await;
+    let result = result.map(|created| created.found);
+    created(request, &dir, Answer { attributes, result })
 }
 
 /// MKDIR, RFC 1813 §3.3.9.

@@ -14,9 +14,9 @@ use super::namespace::check_name;
 use super::resolved_handle::{Located, ResolvedHandle};
 use super::{Outcome, Refused, convert};
 use crate::fs;
-use crate::inode_cache::{AccessRights, Attributes, Inode};
+use crate::inode_cache::{AccessRights, Attributes, Inode, NameChange};
 use crate::state::{OpenFile, OpenRoom, Running, State, Step};
-use crate::vfs::{AttributeChange, CreateMode};
+use crate::vfs::{AttributeChange, CreateMode, Created};
 
 /// A name can come and go between the looks that UNCHECKED4 takes.
 const ATTEMPTS: usize = 8;
@@ -37,6 +37,8 @@ struct Target<'a> {
     cuts: bool,
     /// The room that was taken before it was made.
     room: Option<OpenRoom<'a>>,
+    /// It was made by this OPEN, and is to be opened before any client gets a delegation of it.
+    undelegated: Option<NameChange>,
 }
 
 impl<'a> Compound<'a> {
@@ -80,6 +82,7 @@ impl<'a> Compound<'a> {
             opened
         };
         let opened = service.change_state(open).await?;
+        drop(target.undelegated.take());
         if let Err(refused) = self.cut(&target).await {
             let undo = |state: &State, step: &mut Step| {
                 state.undo_open(client, &opened, file, step);
@@ -266,11 +269,12 @@ impl<'a> Compound<'a> {
         let Located { caller, object } = directory;
         let is_new = !matches!(mode, CreateMode::Exclusive(..));
         let answer = self.request.service.vfs.create(caller, object, name, mode).await;
-        let made = answer.result?;
-        let attributes_set = convert::set_at_creation(&mode.change(), requested, &made.attributes);
+        let Created { found, undelegated } = answer.result?;
+        let attributes_set = convert::set_at_creation(&mode.change(), requested, &found.attributes);
         let change = convert::change_info(&answer.attributes);
-        let located = directory.found(&made);
-        Ok(Target { located, change, attributes_set, is_new, cuts: false, room: None })
+        let located = directory.found(&found);
+        let (cuts, room) = (false, None);
+        Ok(Target { located, change, attributes_set, is_new, cuts, room, undelegated })
     }
 
     /// A program that may be executed may be read. With `owner_may`, the mode does not bind the
@@ -347,8 +351,15 @@ fn share(access: u32, deny: u32) -> Outcome<(ShareAccess, ShareDeny)> {
 
 /// A file that no name led to, or that was there.
 fn found<'a>(located: Located) -> Target<'a> {
-    let (change, room) = (ChangeInfo::default(), None);
-    Target { room, located, change, attributes_set: Bitmap::EMPTY, is_new: false, cuts: false }
+    Target {
+        located,
+        change: ChangeInfo::default(),
+        attributes_set: Bitmap::EMPTY,
+        is_new: false,
+        cuts: false,
+        room: None,
+        undelegated: None,
+    }
 }
 
 /// Only regular files are opened.

@@ -25,7 +25,7 @@ use crate::export::ExportRoot;
 use crate::fs::{PATH_ONLY, proc_path};
 use crate::inode_cache::{Alone, Change, Inode, InodeKey, InodeLock, NameChange};
 
-pub(crate) use create::{CreateMode, NodeKind};
+pub(crate) use create::{CreateMode, Created, NodeKind};
 
 /// How often, and how long apart, a name is opened whose file has lost its last link. A rename over
 /// the name leaves it so until the kernel's log takes the change.

@@ -8,12 +8,13 @@
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use io::KernelHandle;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, getxattr_query, linkat, openat};
 use rustix::io::Errno;
 
 use super::{Opened, find_child, new_component, open_child};
 use crate::fs::proc_path;
-use crate::inode_cache::Inode;
+use crate::inode_cache::{Inode, NameChange};
 use crate::vfs::attr::{Applied, apply, set_owner};
 use crate::vfs::{
     Answer, AttributeChange, Caller, Found, LiveAttributes, Object, SetTime, Status, Timestamp,
@@ -67,21 +68,29 @@ impl Vfs {
         dir: &Object,
         name: &[u8],
         mode: CreateMode,
-    ) -> Answer<Wcc, Found> {
+    ) -> Answer<Wcc, Created> {
         let checked = mode.change().check().and_then(|()| new_component(name));
         let name = match checked {
             Ok(name) => name,
             Err(status) => return self.refuse_change(dir, status).await,
         };
-        let job = move |directory: &Inode| create_file(directory, &name, mode);
+        let job = move |directory: &Inode| {
+            let make = || create_file(directory, &name, mode);
+            match mode {
+                CreateMode::Guarded(_) => directory.make_undelegated(make, Made::new_handle),
+                // A retry takes what was made.
+                CreateMode::Unchecked(_) | CreateMode::Exclusive(..) => Ok((make()?, None)),
+            }
+        };
         let answer = self.change_directory(caller, dir, job).await;
-        let (directory, made) = match answer.result {
+        let (directory, (made, undelegated)) = match answer.result {
             Ok(done) => done,
             Err(status) => return Answer { attributes: answer.attributes, result: Err(status) },
         };
         let (mut found, size) = match made {
             Made::New(new) => {
-                let result = self.keep_new(&directory, new, dir.sync).await;
+                let kept = self.keep_new(&directory, new, dir.sync).await;
+                let result = kept.map(|found| Created { found, undelegated });
                 return Answer { attributes: answer.attributes, result };
             }
             Made::Existing(found, fd, size) => {
@@ -99,7 +108,8 @@ impl Vfs {
             }
             found.attributes = cut.attributes.0.after.unwrap_or(found.attributes);
         }
-        Answer { attributes: answer.attributes, result: Ok(found) }
+        let result = Ok(Created { found, undelegated: None });
+        Answer { attributes: answer.attributes, result }
     }
 
     /// MKDIR, SYMLINK and MKNOD, RFC 1813 §3.3.9 to §3.3.11.
@@ -136,6 +146,13 @@ impl Vfs {
     }
 }
 
+/// The file that CREATE has made or found.
+pub(crate) struct Created {
+    pub(crate) found: Found,
+    /// Keeps clients from a delegation of a file that was made by `Guarded`.
+    pub(crate) undelegated: Option<NameChange>,
+}
+
 /// An object that was made.
 struct New {
     found: Found,
@@ -148,6 +165,15 @@ enum Made {
     New(New),
     /// The length to cut it to, if one was asked for.
     Existing(Found, Opened, Option<u64>),
+}
+
+impl Made {
+    fn new_handle(&self) -> Option<KernelHandle> {
+        match self {
+            Self::New(new) => Some(new.found.handle),
+            Self::Existing(..) => None,
+        }
+    }
 }
 
 /// CREATE as the identity of this thread. A name that exists is tried second: creating needs no

@@ -2,6 +2,7 @@
 //! recalls, and what becomes of those that are not returned.
 
 mod closed_for_writing;
+mod creations;
 mod retries;
 mod sequences;
 mod unknown;
