@@ -9,6 +9,7 @@ use std::time::Duration;
 use proto::nfs4::{ClientId, Stateid};
 
 use super::{Held, HeldFiles, Pin};
+use crate::fs::Status;
 use crate::inode_cache::{Alone, Holder, Holders, Inode};
 use crate::local_conflicts::{LocalConflicts, LocalHold};
 use crate::state::{Delegate, DelegationId, ExportId, FileId, NotDelegated, State};
@@ -140,8 +141,13 @@ impl<'a> Granting<'a> {
             tracing::debug!(%error, "cannot take a lease");
             NotDelegated::Resource
         };
-        let fd = inode.open_for_lease();
-        let fd = fd.map_err(|status| refused(&format_args!("{status:?}")))?;
+        let fd = inode.open_for_lease().map_err(|status| {
+            if status == Status::Delay {
+                // A local program has a lease for writing, which this breaks.
+                return NotDelegated::Contention;
+            }
+            refused(&format_args!("{status:?}"))
+        })?;
         let lease = local_conflicts.hold(fd, inode.address()).map_err(|error| refused(&error))?;
         let lease = lease.ok_or(NotDelegated::Contention)?;
         self.change(|held| held.delegations.lease = Some(lease));

@@ -3,6 +3,7 @@
 
 mod closed_for_writing;
 mod creations;
+mod local_leases;
 mod retries;
 mod sequences;
 mod unknown;
