@@ -17,7 +17,7 @@ use tokio::task::yield_now;
 
 use crate::counters::{Counter, Counters};
 
-/// For so long a thread polls: two times what sleeping costs. Beyond it there is little to gain.
+/// The longest poll: twice what sleeping and waking cost. Beyond it there is little to gain.
 const POLL_MAX: Duration = Duration::from_micros(50);
 /// Another thread has run if offering it the processor took longer. It takes about 1 microsecond if
 /// none wants it, and more if the host of a virtual machine has taken the processor for a moment.
@@ -44,7 +44,7 @@ pub(crate) struct BusyPolls {
 /// The waits of a thread for calls.
 #[derive(Default)]
 pub(crate) struct Waits {
-    /// So many more are without polling.
+    /// Waits left until polling is tried again.
     without: u32,
     /// The processor was lost in so many polls, one after the other.
     losses: u32,
@@ -53,7 +53,7 @@ pub(crate) struct Waits {
 /// The calls of the connections of a network thread.
 #[derive(Debug, Default)]
 pub(crate) struct ThreadCalls {
-    /// Those that came and that the thread was to end itself.
+    /// Calls received that this thread was expected to complete without a handover.
     light: AtomicU64,
     /// A light one has come.
     has_come: Notify,
@@ -256,7 +256,7 @@ mod tests {
         for _ in 0..100 {
             assert!(polls.poll(&mut waits, || true));
         }
-        // What is there already shows nothing of others on the processor.
+        // A call that is there already does not show whether others want the processor.
         waits.losses = 3;
         assert!(polls.poll(&mut waits, || true));
         assert_eq!(waits.losses, 3);

@@ -572,8 +572,8 @@ const LOCKS_DEFAULT: u32 = 1 << 20;
 const DELEGATIONS_DEFAULT: u32 = 1 << 14;
 const LOCKS_RANGE: RangeInclusive<u32> = 16..=(1 << 24);
 const THREADS_MAX: u32 = 1024;
-/// So many that one client alone, which may hold three quarters of them, drives a disk with about
-/// 32 requests, and looks names up with 16.
+/// One client may hold three quarters of the threads: about 32 requests to a disk and 16 lookups at
+/// a time.
 const DATA_THREADS_DEFAULT: u32 = 44;
 const METADATA_THREADS_DEFAULT: u32 = 22;
 /// Above the five minutes after which Linux clients close an idle connection themselves.

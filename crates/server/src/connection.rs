@@ -53,9 +53,9 @@ struct Intake {
     replies: Arc<ReplyQueue>,
     activity: Arc<Activity>,
     thread_calls: Arc<ThreadCalls>,
-    /// What has to be paid to the limits of exports before the next call is read.
+    /// Charges of the limits of exports that delay the next call.
     dues: Arc<Dues>,
-    /// Those of the thread that stays with the connection, between two stays.
+    /// How well polling served the thread that stays with the connection, kept between two stays.
     waits: Mutex<Waits>,
 }
 
@@ -201,7 +201,7 @@ async fn flushed(replies: &ReplyQueue, work: impl Future<Output = ()>) {
     .await;
 }
 
-/// Takes calls until the peer sends no more, or what are none.
+/// Receives calls until the peer closes the connection or sends a message that is not a call.
 async fn take_calls(seat: &Seat, intake: Arc<Intake>, mut receiver: Receiver<SocketReader>) {
     let mut streak = Streak::default();
     let mut next = intake.next(&mut receiver).await;

@@ -22,16 +22,16 @@ use tokio::time::Instant;
 
 use crate::counters::{Counter, Counters};
 
-/// One peer may have this part of all connections, ...
+/// One peer may have one in so many of all connections, ...
 const PEER_PART: usize = 4;
 /// ... and at least so many.
 const PEER_MIN: usize = 256;
-/// All strangers together may have this part of all connections, ...
+/// All strangers together may have one in so many of all connections, ...
 const STRANGERS_PART: usize = 16;
 /// ... and at least so many.
 const STRANGERS_MIN: usize = 16;
-/// This part of few connections is left to others all the same: calls that hang keep a connection
-/// for as long as the disk takes.
+/// Of few connections one in so many is reserved for other peers all the same: calls that hang keep
+/// a connection for as long as the disk takes.
 const OTHERS_PART: usize = 4;
 /// Calls of all connections at work at a time, about: with many connections open, each takes fewer
 /// calls at a time. It bounds the small replies that peers leave unread.

@@ -72,7 +72,7 @@ pub(crate) fn thread(call: &Call, outline: &Outline<'_>, alone: bool) -> Thread 
     }
 }
 
-/// That of a READ, by the bytes that it asks for.
+/// The thread for a READ, by the bytes that it asks for.
 fn read_thread(outline: &Outline<'_>, alone: bool) -> Thread {
     match outline.read_bytes {
         Some(bytes) if alone || bytes <= READ_HERE_BYTES_MAX => Thread::NetworkThenData,
@@ -303,7 +303,7 @@ async fn execute(
         Operation::Mount3(procedure) => {
             let request = request(service, origin, (row, call))
                 .inspect_err(|_| mount::log_flavor(&peer, procedure, call))?;
-            // Each call would be as large as this rare one.
+            // Boxed, or the future of every call would have the size of this rare one's.
             let done = Box::pin(mount::execute(&request, procedure, call.arguments(), reply));
             let payload = done.await?;
             let operation = Counted::mount3(procedure);

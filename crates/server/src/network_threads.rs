@@ -20,8 +20,8 @@ use crate::busy_poll::BusyPolls;
 use crate::counters::{assign_stripe, next_stripes};
 use crate::turns::{Ledger, Seat, Turns};
 
-/// Of so many tasks that a busy thread runs, one is a task that another thread has made or woken: a
-/// new connection, one to be evicted, one whose calls a lane has finished. With tokio's 31 they
+/// A busy thread runs one task that another thread has made or woken for each so many tasks: a new
+/// connection, one to be evicted, one whose calls a lane has finished. With tokio's 31 they
 /// wait for seconds beside a few hundred connections that send as fast as they can.
 const REMOTE_INTERVAL: u32 = 2;
 /// A busy thread looks for bytes in its sockets after so many tasks, instead of tokio's 61. A task

@@ -327,7 +327,7 @@ impl State {
             .any(|id| self.clients.get(id).is_some_and(|client| !client.waiting.is_empty()))
     }
 
-    /// Compares what the clients that have worked here have had of all threads, from time to time.
+    /// Compares the times of the clients on all network threads, once in each [`JUDGED_NS`].
     fn judge(&mut self, now: Moment) {
         let is_due = |at: Moment| now.nanoseconds_since(at) >= JUDGED_NS;
         if self.judged_at.replace(self.judged_at.unwrap_or(now)).is_some_and(|at| !is_due(at)) {

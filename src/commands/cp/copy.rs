@@ -45,7 +45,7 @@ struct Shared {
     locks: WriteLocks,
 }
 
-/// What has the name of a copy already.
+/// The existing file at the destination.
 struct There {
     file: Entry,
     /// Whether it may be opened through a link.
@@ -152,7 +152,7 @@ impl Copier {
         }
     }
 
-    /// Waits for all files, and gives directories what they are to have.
+    /// Waits for all files, then sets the modes and times of directories.
     pub(super) async fn finish(mut self) {
         self.wait().await;
         // Lower directories first: setting the times of a directory needs search permission on

@@ -246,7 +246,7 @@ impl Slot {
         }
     }
 
-    /// Takes away what has the name, which is no directory.
+    /// Removes the destination, which is not a directory.
     pub(super) async fn remove(&self) -> Result<()> {
         match &self.dir {
             Dir::Local(dir) => {

@@ -30,7 +30,7 @@ use crate::stays::Purpose;
 
 /// Calls in a row, each alone, after which a thread stays.
 const STREAK_MIN: u32 = 4;
-/// As many after a stay that has not paid.
+/// Calls in a row before a stay if the last one gained nothing.
 const STREAK_AFTER_FAILURE: u32 = 64;
 /// Two calls are of one streak if no more time than this is between them; for so long a thread
 /// waits for the next one.
@@ -105,7 +105,7 @@ fn purpose(call: &Accepted) -> Option<Purpose> {
 }
 
 impl Purpose {
-    /// That of a thread for both.
+    /// The purpose that covers both.
     fn and(self, other: Self) -> Self {
         Self { lane: self.lane.max(other.lane), is_light: self.is_light && other.is_light }
     }
@@ -171,7 +171,7 @@ struct Stay {
     purpose: Purpose,
     /// The client's, of the device of its thread.
     share: Share,
-    /// How often the network thread looks whether the staying thread gets on.
+    /// The interval at which the network thread checks the staying thread for progress.
     check_interval: Duration,
     /// The receiver until the thread begins, and while it performs a call.
     reading: Mutex<Option<Reading>>,
@@ -272,7 +272,7 @@ impl Stay {
         }
     }
 
-    /// Leaves the receiver to the one who takes it first.
+    /// Leaves the receiver to the network thread or the staying thread, whichever takes it first.
     fn lay_down(&self, mut receiver: Receiver<SocketReader>) {
         let intake = Arc::clone(&self.intake);
         let reading: Reading = Box::pin(async move {

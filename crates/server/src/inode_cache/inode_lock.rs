@@ -261,8 +261,8 @@ impl Change {
         written: u64,
         look: impl Fn() -> Result<LiveAttributes, Status>,
     ) -> Wcc {
-        // Calls of changes that share the inode wait for each other in the kernel: one may begin
-        // now.
+        // The kernel serializes the system calls of changes that share the inode: the next one may
+        // start now.
         if matches!(self.held, Held::Shared(_)) {
             self.system_calls().note();
         }

@@ -74,7 +74,7 @@ pub(crate) enum Outcome {
     Replayed = 0xffff_ff00,
     /// Not answered, because a copy of it is at work.
     Dropped,
-    /// Refused at the door (RFC 5531 MSG_DENIED).
+    /// `MSG_DENIED`, RFC 5531 §9.
     Denied,
     /// Accepted and not executed.
     NotExecuted,

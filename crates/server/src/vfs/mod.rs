@@ -115,7 +115,7 @@ impl<A: Default, T> Answer<A, T> {
     }
 }
 
-/// Of an operation with attributes and a result, or of one that was refused before it had any.
+/// `Err` is an operation that was refused before its attributes were read.
 impl<A: Default, T> From<Result<(A, Result<T, Status>), Status>> for Answer<A, T> {
     fn from(done: Result<(A, Result<T, Status>), Status>) -> Self {
         match done {
@@ -216,8 +216,8 @@ impl Vfs {
         self.inode_cache.find(&InodeKey::new(root, handle))
     }
 
-    /// Has a part of the open objects closed, after the process or the system has run out of
-    /// descriptors. Does not block.
+    /// Closes some of the open objects, after the process or the system has run out of descriptors.
+    /// Does not block.
     pub(crate) fn close_some(&self) {
         self.inode_cache.shrink_clean(&self.engine);
     }
