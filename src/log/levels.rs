@@ -15,7 +15,8 @@ const PARTS: [(&str, &str); 13] = [
     ("mount3", "spillway_server::mount3"),
     ("nfs3", "spillway_server::nfs3"),
     ("nfs4", "spillway_server::nfs4"),
-    ("program", "spillway"),
+    // A filter takes a prefix: without the colons it would be all crates of the server too.
+    ("program", "spillway::"),
     ("rpc", "spillway_rpc"),
     ("server", "spillway_server"),
     ("state", "spillway_server::state"),

@@ -45,6 +45,13 @@ fn levels_of_parts_change_while_the_server_runs() {
     assert!(lines.iter().all(|line| !line.contains("LOOKUP client=")), "{lines:?}");
     assert_eq!(levels(log(&place, &["error", "vfs=trace"])).split(',').next(), Some("error"));
     assert_eq!(levels(log(&place, &["default"])), "info");
+    let _set = running.lines_to("log levels set");
+    // The program is not the crates of the server, whose names begin in the same way.
+    assert_eq!(levels(log(&place, &["program=debug"])), "info,spillway::=debug");
+    client.find("/data", "file");
+    assert_eq!(levels(log(&place, &["default"])), "info");
+    let lines: Vec<_> = (0..2).flat_map(|_| running.lines_to("log levels set")).collect();
+    assert!(lines.iter().all(|line| !line.contains("LOOKUP client=")), "{lines:?}");
     for (word, sentence) in [
         (
             "vfs=loud",
