@@ -11,6 +11,7 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use proto::nfs3::{CommitOk, WriteOk};
+use rustix::io::Errno;
 use tokio::time::Sleep;
 
 use super::dirty_file::{DirtyData, DirtyFile, Task};
@@ -161,10 +162,23 @@ fn call<T: WriteTarget>(action: Action<T>) -> Call {
             let result = caller.write(offset, data, stable).await;
             Answer::Written { offset, result }
         }),
-        Action::Commit { caller } => Box::pin(async move {
-            let result = caller.commit(0, 0).await;
-            Answer::Committed { result }
-        }),
+        Action::Commit { callers } => {
+            Box::pin(async move { Answer::Committed { result: commit_as_any(callers).await } })
+        }
+    }
+}
+
+/// COMMIT of the whole file, as each of `callers` until the server permits it: one of them may have
+/// lost the permission since the WRITE.
+async fn commit_as_any<T: WriteTarget>(callers: Vec<T>) -> Result<CommitOk> {
+    let mut callers = callers.into_iter().peekable();
+    loop {
+        let caller = callers.next().expect("each byte has a writer");
+        let committed = caller.commit(0, 0).await;
+        let is_refused = |error: &Error| matches!(error.errno(), Errno::ACCESS | Errno::PERM);
+        if callers.peek().is_none() || !committed.as_ref().is_err_and(is_refused) {
+            return committed;
+        }
     }
 }
 

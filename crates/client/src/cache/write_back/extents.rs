@@ -118,8 +118,8 @@ pub(super) enum Action<T> {
     },
     /// COMMIT of the whole file, to be followed by [`Extents::committed`].
     Commit {
-        /// The calls of the user.
-        caller: T,
+        /// The calls of each user who wrote part of the data.
+        callers: Vec<T>,
     },
 }
 
@@ -229,10 +229,10 @@ impl<T: Caller> Extents<T> {
     /// The call to make now, if any.
     pub(super) fn next(&mut self, now: Instant) -> Option<Action<T>> {
         self.expire(now);
-        if let Some(caller) = self.commit_due(now) {
+        if self.is_commit_due(now) {
             self.commit = Some(self.ordinal);
             self.ordinal += 1;
-            return Some(Action::Commit { caller });
+            return Some(Action::Commit { callers: self.sent.unstable_callers() });
         }
         let is_full = self.sent.unstable_pieces() >= self.limits.pieces_max;
         if self.sent.in_flight() >= self.limits.in_flight_max || self.pauses > 0 || is_full {
@@ -271,8 +271,7 @@ impl<T: Caller> Extents<T> {
         }
     }
 
-    /// The calls for a COMMIT, if one is due.
-    fn commit_due(&self, now: Instant) -> Option<T> {
+    fn is_commit_due(&self, now: Instant) -> bool {
         let asked_for = self.sent.has_unstable(self.goals.committed)
             && !self.is_unanswered(self.goals.committed);
         let is_old = self.unstable_since.is_some_and(|since| since + AGE_MAX <= now);
@@ -280,10 +279,8 @@ impl<T: Caller> Extents<T> {
             || self.sent.unstable_pieces() >= self.limits.pieces_max / 2;
         let is_in_doubt =
             self.sent.unstable_bytes() > 0 && self.sent.has_sent_before(self.awaited_at);
-        if self.commit.is_some() || !(asked_for || is_old || is_much || is_in_doubt) {
-            return None;
-        }
-        self.sent.unstable_caller()
+        let is_due = asked_for || is_old || is_much || is_in_doubt;
+        is_due && self.commit.is_none() && self.sent.unstable_pieces() > 0
     }
 
     /// The run to send next: upwards from the end of the latest WRITE, then from the start.

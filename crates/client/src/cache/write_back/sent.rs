@@ -12,7 +12,7 @@ use proto::nfs3::WriteVerifier;
 
 use super::chunk::{copy_overlap, index};
 use super::epochs::Epochs;
-use super::unsent::{Origin, Run};
+use super::unsent::{Caller, Origin, Run};
 
 /// The data of a file in flight or unstable, by offset. It does not overlap.
 pub(super) struct SentData<T> {
@@ -56,7 +56,7 @@ impl<T> Default for SentData<T> {
     }
 }
 
-impl<T: Clone> SentData<T> {
+impl<T: Caller> SentData<T> {
     pub(super) fn is_empty(&self) -> bool {
         self.extents.is_empty()
     }
@@ -85,10 +85,15 @@ impl<T: Clone> SentData<T> {
         self.unstable_epochs.reach(epoch)
     }
 
-    /// The caller of the first unstable extent.
-    pub(super) fn unstable_caller(&self) -> Option<T> {
-        let mut unstable = self.extents.values().filter(|sent| sent.reply.is_some());
-        unstable.next().map(|sent| sent.origin.caller.clone())
+    /// A caller of each user of unstable data.
+    pub(super) fn unstable_callers(&self) -> Vec<T> {
+        let mut callers: Vec<T> = Vec::new();
+        for SentExtent { origin, .. } in self.extents.values().filter(|sent| !sent.is_in_flight()) {
+            if !callers.iter().any(|caller| caller.same_user(&origin.caller)) {
+                callers.push(origin.caller.clone());
+            }
+        }
+        callers
     }
 
     /// The offsets of the unstable extents whose reply `selects` accepts, ascending.

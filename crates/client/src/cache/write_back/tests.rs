@@ -24,6 +24,8 @@ struct Server {
     short: u64,
     /// The error of all WRITEs.
     refusal: Mutex<Option<Status>>,
+    /// The users whose COMMITs fail, and the error.
+    commit_refusal: Mutex<Option<(Vec<u8>, Status)>>,
     is_stuck: AtomicBool,
     /// Reports that data sent before a foreign change was committed.
     superseded: AtomicU64,
@@ -118,6 +120,11 @@ impl WriteTarget for Target {
         let mut disk = self.server.disk();
         disk.commits += 1;
         self.server.refusal(Procedure::Commit)?;
+        if let Some((users, status)) = &*self.server.commit_refusal.lock().unwrap()
+            && users.contains(&self.user)
+        {
+            return Err(Error::Nfs { procedure: Procedure::Commit, status: *status });
+        }
         disk.stable = disk.now.clone();
         let verifier = WriteVerifier([disk.verifier; 8]);
         Ok(CommitOk { wcc: WccData::default(), verifier })
@@ -410,6 +417,35 @@ async fn a_sync_file_writes_through() {
     assert!(file.check(&opened).is_ok());
     let beyond = file.write(&opened, OFFSET_MAX, b"x").await.unwrap_err();
     assert_eq!(beyond.errno(), Errno::FBIG);
+}
+
+#[tokio::test]
+async fn a_commit_is_sent_as_another_writer_if_one_has_lost_the_permission() {
+    let target = target(Server::default());
+    let server = &target.server;
+    let file = write_back(config(4), &WriteBudget::new(1 << 20));
+    let of_user = |user| file.open(Target { user, ..target.clone() });
+    let (first, second) = (of_user(0), of_user(1));
+    let commits_of_both = async |refused: &[u8], status| {
+        *server.commit_refusal.lock().unwrap() = Some((refused.to_vec(), status));
+        server.disk().commits = 0;
+        file.write(&first, 0, b"first").await.unwrap();
+        file.write(&second, BLOCK, b"second").await.unwrap();
+        let synced = file.sync(&second).await;
+        assert!(file.is_clean());
+        assert_eq!(file.check(&first).is_ok(), synced.is_ok());
+        synced.map(|()| server.disk().commits)
+    };
+    for status in [Status::Acces, Status::Perm] {
+        assert_eq!(commits_of_both(&[0], status).await.unwrap(), 2);
+        let disk = server.disk();
+        assert_eq!(disk.stable, disk.now);
+    }
+    assert_eq!(commits_of_both(&[1], Status::Acces).await.unwrap(), 1);
+    assert!(commits_of_both(&[0, 1], Status::Acces).await.unwrap_err().is(Status::Acces));
+    // An error of the disk is none of the user.
+    assert!(commits_of_both(&[0], Status::Io).await.unwrap_err().is(Status::Io));
+    assert_eq!(server.disk().commits, 1);
 }
 
 #[tokio::test]
