@@ -63,6 +63,9 @@ pub(crate) struct ListingConfig {
     /// a program that stats each listed entry would send a LOOKUP for each, in a directory that
     /// changes all the time.
     pub(crate) names_believed: Duration,
+    /// How long the handles in a page are used that was fetched while the directory changed. Its
+    /// names may be those from before the change, and its reply the only one that shows it.
+    pub(crate) unstamped_believed: Duration,
     /// Prints the trace events.
     pub(crate) tracer: Arc<Tracer>,
 }

@@ -77,6 +77,8 @@ impl Superblock {
             readdirplus: options.readdirplus,
             reply_bytes: info.dtpref.max(info.rtmax.min(LISTING_BYTES_MAX)),
             names_believed: options.dir_attributes_min.min(NAMES_BELIEVED_MAX),
+            // As long as the attributes of a directory that has changed.
+            unstamped_believed: options.dir_attributes_min.min(options.dir_attributes_max),
             tracer,
         };
         Self {

@@ -13,7 +13,7 @@ use super::learned::Learned;
 use super::page::{Page, Provenance};
 use super::pages::Pages;
 use super::source::{ListingRequest, ListingSource};
-use super::validity::{Validity, View};
+use super::validity::{Believed, Validity, View};
 use super::{Found, ListingConfig, SAMPLE_BYTES};
 use crate::cache::change::Change;
 use crate::error::{Error, Result};
@@ -130,8 +130,9 @@ impl DirectoryCache {
     }
 
     /// The handle of `name` from a READDIRPLUS reply, unless it may refer to another file by now:
-    /// the directory has not changed since, or the reply is younger than
-    /// [`ListingConfig::names_believed`], and this client has not changed the name. The caller
+    /// the directory has not changed during the call or since, or the reply is younger than
+    /// [`ListingConfig::unstamped_believed`] or [`ListingConfig::names_believed`], and this client
+    /// has not changed the name. The caller
     /// revalidates the directory's attributes as often as they expire.
     ///
     /// If several entries are looked up during a listing or soon after, found or not, the directory
@@ -145,7 +146,7 @@ impl DirectoryCache {
             return None;
         }
         let Contents { validity, pages, .. } = &mut *contents;
-        let is_valid = validity.handles_of(name, now, self.config.names_believed);
+        let is_valid = validity.handles_of(name, now, self.believed());
         let (page, at) = pages.find_name(name, |page| page.plus && is_valid(page))?;
         let entry = page.entry(at);
         Some(Found {
@@ -158,7 +159,12 @@ impl DirectoryCache {
     /// Whether the handle of `name` in a page may be used now, as by [`lookup`](Self::lookup).
     pub(super) fn is_believed(&self, page: &Page, name: &[u8]) -> bool {
         let now = Instant::now();
-        self.lock().validity.handles_of(name, now, self.config.names_believed)(page)
+        self.lock().validity.handles_of(name, now, self.believed())(page)
+    }
+
+    fn believed(&self) -> Believed {
+        let ListingConfig { names_believed, unstamped_believed, .. } = *self.config;
+        Believed { after_change: names_believed, unstamped: unstamped_believed }
     }
 
     /// Notes that this client has created, removed, replaced or renamed `name`. `after` is the

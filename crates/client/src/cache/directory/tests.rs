@@ -26,6 +26,7 @@ fn config(bytes_max: usize, readdirplus: UseReaddirplus) -> Arc<ListingConfig> {
         readdirplus,
         reply_bytes: FULL_REPLY_BYTES,
         names_believed: Duration::ZERO,
+        unstamped_believed: Duration::from_secs(3600),
         tracer: Arc::default(),
     })
 }

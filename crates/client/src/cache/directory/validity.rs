@@ -12,7 +12,11 @@
 //! | a reply with another stamp | if its stamp is the reader's | used for [`names_believed`] |
 //! | [`Validity::invalidate`] | no | used for [`names_believed`] |
 //!
+//! The handles of a page without a stamp are used for [`unstamped_believed`] at most: it may lack
+//! the change that happened during its call, and no later reply shows that change again.
+//!
 //! [`names_believed`]: super::ListingConfig::names_believed
+//! [`unstamped_believed`]: super::ListingConfig::unstamped_believed
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -47,6 +51,15 @@ pub(super) struct View {
     opened: u64,
     /// The change stamp of the directory at that time: older pages must have the same.
     stamp: Option<Change>,
+}
+
+/// How long handles are used that may be outdated.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Believed {
+    /// After a reply with another stamp.
+    pub(super) after_change: Duration,
+    /// In a page without a stamp.
+    pub(super) unstamped: Duration,
 }
 
 impl Validity {
@@ -119,15 +132,16 @@ impl Validity {
         &self,
         name: &[u8],
         now: Instant,
-        names_believed: Duration,
+        believed: Believed,
     ) -> impl Fn(&Page) -> bool {
         let changed_at = self.changed_names.get(name).copied().unwrap_or_default();
         let stale_until = changed_at.max(self.names_stale_until);
         let doubtful_until = self.names_doubtful_until;
         move |page| {
-            page.issued > stale_until
-                && (page.issued > doubtful_until
-                    || now.saturating_duration_since(page.fetched_at) < names_believed)
+            let age = now.saturating_duration_since(page.fetched_at);
+            let is_current =
+                page.issued > doubtful_until && (page.stamp.is_some() || age < believed.unstamped);
+            page.issued > stale_until && (is_current || age < believed.after_change)
         }
     }
 }
@@ -143,21 +157,22 @@ mod tests {
     use super::*;
     use crate::nfs3::Listing;
 
-    const BELIEVED: Duration = Duration::from_secs(1);
+    const BELIEVED: Believed =
+        Believed { after_change: Duration::from_secs(1), unstamped: Duration::from_secs(30) };
 
     fn stamp(seconds: u32) -> Change {
         let time = Time { seconds, nseconds: 0 };
         Change { size: 0, mtime: time, ctime: time }
     }
 
-    /// An empty page whose call is sent now, and finds the directory unchanged.
-    fn page(validity: &mut Validity) -> Page {
+    /// An empty page whose call is sent now.
+    fn page(validity: &mut Validity, stamp: Option<Change>) -> Page {
         let verifier = CookieVerifier::default();
         let listing = Listing { dir_attributes: None, verifier, names: Vec::new(), eof: true };
         let provenance = Provenance {
             start_cookie: 0,
             plus: true,
-            stamp: validity.stamp(),
+            stamp,
             issued: validity.tick(),
             fetched_at: Instant::now(),
         };
@@ -165,12 +180,12 @@ mod tests {
     }
 
     /// Whether `page` is shown to a reader opened now, and whether the handle of `name` in it is
-    /// used at once and after `BELIEVED`.
+    /// used at once and after a change is believed no more.
     fn uses(validity: &mut Validity, page: &Page, name: &[u8]) -> [bool; 3] {
         let (view, _) = validity.view(validity.stamp());
         let used_at = |at| validity.handles_of(name, at, BELIEVED)(page);
         let at_once = used_at(page.fetched_at);
-        [validity.suits(page, view), at_once, used_at(page.fetched_at + BELIEVED)]
+        [validity.suits(page, view), at_once, used_at(page.fetched_at + BELIEVED.after_change)]
     }
 
     #[test]
@@ -208,11 +223,22 @@ mod tests {
         for (number, (event, own, other)) in events.into_iter().enumerate() {
             let mut validity = Validity::default();
             let (view, _) = validity.view(Some(stamp(1)));
-            let page = page(&mut validity);
+            let page = page(&mut validity, Some(stamp(1)));
             event(&mut validity);
             assert!(validity.suits(&page, view), "{number}: a reader opened before the call");
             assert_eq!(uses(&mut validity, &page, b"own"), own, "{number}");
             assert_eq!(uses(&mut validity, &page, b"other"), other, "{number}");
         }
+    }
+
+    #[test]
+    fn handles_of_a_page_fetched_during_a_change_are_used_for_a_limited_time() {
+        let mut validity = Validity::default();
+        validity.view(Some(stamp(1)));
+        let page = page(&mut validity, None);
+        validity.note_stamp(stamp(2), page.issued - 1);
+        assert_eq!(uses(&mut validity, &page, b"name"), [false, true, true]);
+        let long_after = page.fetched_at + BELIEVED.unstamped;
+        assert!(!validity.handles_of(b"name", long_after, BELIEVED)(&page));
     }
 }

@@ -191,6 +191,29 @@ fn the_page_whose_reply_shows_a_change_stays_valid() {
 }
 
 #[test]
+fn a_page_fetched_during_a_change_is_not_believed_without_a_time_limit() {
+    let dir = Simulated::new(300, 100);
+    let config = ListingConfig {
+        budget: Arc::new(ListingBudget::new(64 << 20)),
+        readdirplus: UseReaddirplus::Always,
+        reply_bytes: FULL_REPLY_BYTES,
+        names_believed: Duration::ZERO,
+        unstamped_believed: Duration::ZERO,
+        tracer: Arc::default(),
+    };
+    run(async {
+        let cache = DirectoryCache::new(&Arc::new(config), 2, handle(2));
+        let reader = cache.open(dir.clone(), dir.change());
+        let page = reader.entries_after(0).await.unwrap();
+        let first = page.iter().next().unwrap();
+        assert!(cache.lookup(first.name).is_some());
+        dir.lock().add();
+        let behind = reader.entries_after(page.last_cookie()).await.unwrap();
+        assert_eq!(cache.lookup(behind.iter().next().unwrap().name), None);
+    });
+}
+
+#[test]
 fn a_name_just_listed_is_found_in_a_busy_directory() {
     let dir = Simulated::new(300, 100);
     let config = ListingConfig {
@@ -198,6 +221,7 @@ fn a_name_just_listed_is_found_in_a_busy_directory() {
         readdirplus: UseReaddirplus::Always,
         reply_bytes: FULL_REPLY_BYTES,
         names_believed: Duration::from_secs(3600),
+        unstamped_believed: Duration::ZERO,
         tracer: Arc::default(),
     };
     run(async {
