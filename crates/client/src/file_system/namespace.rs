@@ -196,8 +196,8 @@ impl FileSystem {
         name: &[u8],
         call: impl FnOnce(&Nfs3) -> C,
     ) -> Result<Arc<Inode>> {
-        let (sent, change) = (Sent::now(), dir.begin_name_change(name));
-        let created = dir.note_outcome(call(&self.nfs).await)?;
+        let (sent, mut change) = (Sent::now(), dir.begin_name_change(name));
+        let created = change.note_outcome(call(&self.nfs).await)?;
         change.finish(&Evidence::of_created_dir(&created));
         let Some(handle) = created.object else { return self.lookup(dir, name).await };
         let inode = self.inode(handle, created.attributes, sent).await?;
@@ -227,8 +227,8 @@ impl FileSystem {
         if let Some(removed) = dir.child(name) {
             removed.silly_removals_ended().await;
         }
-        let change = dir.begin_name_change(name);
-        let removed = dir.note_outcome(self.nfs.rmdir(dir.handle(), name).await)?;
+        let mut change = dir.begin_name_change(name);
+        let removed = change.note_outcome(self.nfs.rmdir(dir.handle(), name).await)?;
         change.finish(&Evidence::of_removed_dir(&removed));
         Ok(())
     }
@@ -267,17 +267,17 @@ impl FileSystem {
         to_dir: &Arc<Inode>,
         to: &[u8],
     ) -> Result<()> {
-        let (from_change, of_file) =
+        let (mut from_change, of_file) =
             (from_dir.begin_name_change(from), from_dir.begin_child_change(from));
         let replaced = to_dir.begin_child_change(to);
         let is_one_dir = Arc::ptr_eq(from_dir, to_dir);
-        let to_change = match is_one_dir {
+        let mut to_change = match is_one_dir {
             true => to_dir.begin_other_name_change(to),
             false => to_dir.begin_name_change(to),
         };
         let renamed = self.nfs.rename(from_dir.handle(), from, to_dir.handle(), to).await;
         // NFS3ERR_STALE can be that of either.
-        let renamed = to_dir.note_outcome(from_dir.note_outcome(renamed))?;
+        let renamed = to_change.note_outcome(from_change.note_outcome(renamed))?;
         let after = from_change.finish(&Evidence::of_rename_from_dir(&renamed));
         if is_one_dir {
             to_change.finish_in(after);
@@ -307,9 +307,9 @@ impl FileSystem {
     /// # Errors
     /// Those of the call.
     pub async fn link(&self, inode: &Arc<Inode>, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
-        let (change, of_file) = (dir.begin_name_change(name), inode.begin_change());
+        let (mut change, of_file) = (dir.begin_name_change(name), inode.begin_change());
         let linked = self.nfs.link(inode.handle(), dir.handle(), name).await;
-        let linked = inode.note_outcome(dir.note_outcome(linked))?;
+        let linked = inode.note_outcome(change.note_outcome(linked))?;
         change.finish(&Evidence::of_link_dir(&linked));
         dir.name_found(name, inode);
         of_file.finish(&Evidence::of_linked_file(&linked));

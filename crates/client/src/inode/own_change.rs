@@ -3,9 +3,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use proto::nfs3::Status;
+
 use super::{Attribution, Inode};
 use crate::cache::attributes;
 use crate::cache::change::{Change, Evidence, OwnCall};
+use crate::{Error, Result};
 
 /// A modifying call of this client in flight. Dropped without [`finish`](Self::finish), it counts
 /// as a call without a reply: its effect will be taken for a foreign change.
@@ -47,17 +50,24 @@ impl OwnChange {
 }
 
 /// A call in flight that changes a name of a directory. Dropped without `finish`, the call failed
-/// or has no reply, and what the name refers to is unknown.
+/// or has no reply, and what the name refers to is unknown, unless the error shows that it is the
+/// same as before.
 #[derive(Debug)]
 pub(crate) struct NameChange<'a> {
     dir: &'a Inode,
     name: &'a [u8],
     /// The change of the directory; `None` for the second name of one RENAME.
     change: Option<OwnChange>,
-    is_answered: bool,
+    is_settled: bool,
 }
 
 impl NameChange<'_> {
+    /// Takes note of the outcome of the call, as [`Inode::note_outcome`] of the directory does.
+    pub(crate) fn note_outcome<T>(&mut self, outcome: Result<T>) -> Result<T> {
+        self.is_settled = outcome.as_ref().is_err_and(leaves_names);
+        self.dir.note_outcome(outcome)
+    }
+
     /// Updates the directory from the reply. Returns its change stamp, unless another client
     /// changed it too.
     pub(crate) fn finish(mut self, evidence: &Evidence) -> Option<Change> {
@@ -70,16 +80,35 @@ impl NameChange<'_> {
     /// returned.
     pub(crate) fn finish_in(mut self, after: Option<Change>) {
         self.dir.name_changed(self.name, after);
-        self.is_answered = true;
+        self.is_settled = true;
     }
 }
 
 impl Drop for NameChange<'_> {
     fn drop(&mut self) {
-        if !self.is_answered {
+        if !self.is_settled {
             self.dir.name_changed(self.name, None);
         }
     }
+}
+
+/// Whether the names of a call that failed with `error` refer to the same objects as before. Not
+/// with NFS3ERR_NOENT and NFS3ERR_EXIST, which can be the answer to a retransmission, or show that
+/// another client has changed the name; nor with errors of the disk, which can follow the change.
+fn leaves_names(error: &Error) -> bool {
+    let refusals = [
+        Status::Perm,
+        Status::Acces,
+        Status::Xdev,
+        Status::Inval,
+        Status::Rofs,
+        Status::Mlink,
+        Status::Nametoolong,
+        Status::Notempty,
+        Status::Notsupp,
+        Status::Jukebox,
+    ];
+    refusals.into_iter().any(|refusal| error.is(refusal))
 }
 
 impl Inode {
@@ -93,13 +122,13 @@ impl Inode {
 
     /// To be called before a call is sent that changes `name` in this directory.
     pub(crate) fn begin_name_change<'a>(self: &'a Arc<Self>, name: &'a [u8]) -> NameChange<'a> {
-        NameChange { dir: self, name, change: Some(self.begin_change()), is_answered: false }
+        NameChange { dir: self, name, change: Some(self.begin_change()), is_settled: false }
     }
 
     /// Like [`begin_name_change`](Self::begin_name_change), for the second name of a RENAME within
     /// one directory.
     pub(crate) fn begin_other_name_change<'a>(&'a self, name: &'a [u8]) -> NameChange<'a> {
-        NameChange { dir: self, name, change: None, is_answered: false }
+        NameChange { dir: self, name, change: None, is_settled: false }
     }
 
     /// The change of the object that `name` is known to refer to, by a call that moves or removes

@@ -182,8 +182,8 @@ impl Inode {
 /// # Errors
 /// Those of the call.
 pub(crate) async fn remove(nfs: &Nfs3, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
-    let (change, of_file) = (dir.begin_name_change(name), dir.begin_child_change(name));
-    let removed = dir.note_outcome(nfs.remove(dir.handle(), name).await)?;
+    let (mut change, of_file) = (dir.begin_name_change(name), dir.begin_child_change(name));
+    let removed = change.note_outcome(nfs.remove(dir.handle(), name).await)?;
     change.finish(&Evidence::of_removed_dir(&removed));
     if let Some(of_file) = of_file {
         of_file.finish(&Evidence::of_removed_file(&removed));

@@ -354,6 +354,29 @@ async fn link_succeeds_if_the_attributes_are_left_out_and_cannot_be_asked_for() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_names_refer_to_is_known_after_a_refusal_and_not_after_an_error_of_the_disk() {
+    for (status, is_known) in [(Status::Acces, true), (Status::Io, false), (Status::Noent, false)] {
+        for procedure in [Procedure::Remove, Procedure::Rename] {
+            let (peer, operations) = Peer::mounted().await;
+            for name in [FILE, LAST] {
+                looked_up_by(&operations, name).await;
+            }
+            peer.refuse(procedure, status);
+            let (root, from, to) = (request(ROOT, 0), Name(FILE.into()), Name(LAST.into()));
+            let outcome = match procedure {
+                Procedure::Remove => operations.unlink(&root, &from).await,
+                _ => operations.rename(&root, &from, ROOT, &to, 0).await,
+            };
+            assert!(outcome.is_err());
+            let root = operations.node(ROOT).map_err(errno).unwrap();
+            let known = [FILE, LAST].map(|name| root.inode.child(name).is_some());
+            let is_last_known = is_known || procedure == Procedure::Remove;
+            assert_eq!(known, [is_known, is_last_known], "{procedure:?}: {status:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_open_waits_for_the_removal_of_a_name_known_from_a_listing() {
     let (peer, operations, dir) = listing().await;
     let node = listed(&operations, dir, 0, 4096).await[0];

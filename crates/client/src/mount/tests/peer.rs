@@ -169,12 +169,14 @@ impl Peer {
         let mut w = Writer::new();
         encode_success(&mut w, header.xid);
         match state.refusal {
-            // All other failures of these tests are of procedures that return `wcc_data` with them.
             Some((refused, status)) if refused == procedure => {
                 status.encode(&mut w);
-                if procedure != Procedure::Getattr {
-                    WccData::default().encode(&mut w);
-                }
+                let wcc_count = match procedure {
+                    Procedure::Getattr => 0,
+                    Procedure::Rename => 2,
+                    _ => 1,
+                };
+                (0..wcc_count).for_each(|_| WccData::default().encode(&mut w));
             }
             _ => state.results(procedure, arguments, &mut w),
         }
