@@ -93,6 +93,7 @@ impl Operations {
         let _answered = node.begin_transfer();
         // Behind a mapping there is no write(2). FSYNC and FLUSH report the error.
         let is_write = write_flags & WRITE_CACHE == 0;
+        let bypasses_pages = open.bypasses_pages || open.file.flags().direct;
         if is_write && open.short_write.take(head.pid) {
             let checked = open.file.check().map_err(Refusal::from);
             checked.inspect_err(|refusal| open.short_write.note_returned(refusal.0))?;
@@ -115,6 +116,10 @@ impl Operations {
         node.view().note_written(offset + count as u64);
         open.file.write_bytes_at(at, &data.slice(..count)).await?;
         drop(appending);
+        // RWF_DSYNC or `remount,sync`. For a file in the page cache the kernel sends FSYNC instead.
+        if is_write && bypasses_pages && flags & O_DSYNC != 0 {
+            open.file.inode().written()?.commit().await;
+        }
         if open.bypasses_pages || at != offset {
             // The kernel may have cached pages at either offset.
             self.changed_by_others(node.inode.handle(), &Handle::current());

@@ -260,7 +260,7 @@ fn config(source: &str, nfs: &MountOptions, fuse: &FuseOptions) -> Config {
     ];
     if nfs.sync {
         // The kernel sends FSYNC after each write(2) and returns its error, also behind a first
-        // part.
+        // part; with `FOPEN_DIRECT_IO` it sets O_DSYNC in each WRITE instead.
         options.push(MountOption::Sync);
     }
     if fuse.default_permissions {

@@ -498,6 +498,19 @@ async fn fsync_after_a_write_that_a_soft_mount_has_given_up_is_eio() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_with_rwf_dsync_that_bypasses_the_page_cache_is_committed_before_its_reply() {
+    let (peer, operations) = Peer::mounted().await;
+    let node = looked_up(&operations).await;
+    let data = Bytes::from_static(b"data");
+    for (open_flags, commits) in [(OFlags::RDWR, 0), (OFlags::RDWR | OFlags::DIRECT, 1)] {
+        let fh = opened_with(&operations, node, 0, open_flags).await;
+        let (flags, of_root) = ((open_flags | OFlags::DSYNC).bits(), request(node, 0));
+        assert!(operations.write(&of_root, fh, 0, 0, flags, &data).await.is_ok());
+        assert_eq!(peer.calls(&[Procedure::Commit]).len(), commits);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn data_is_committed_at_the_end_of_a_mount_before_deleted_files_are_removed() {
     let (peer, operations) = Peer::mounted().await;
     let deleted = looked_up(&operations).await;
