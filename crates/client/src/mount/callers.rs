@@ -5,6 +5,9 @@ use std::fs;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+
 use super::request::Head;
 use crate::identity::Identity;
 
@@ -55,7 +58,13 @@ impl Callers {
 /// Whether the thread `pid` is dying or dead, so that its request need not be completed. A fatal
 /// signal shows as pending SIGKILL, whichever signal it was. An invisible thread counts as alive.
 pub(super) fn is_killed(pid: u32) -> bool {
-    pid != 0 && status(pid).is_none_or(|status| kill_is_pending(&status))
+    pid != 0 && status(pid).map_or_else(|| !exists(pid), |status| kill_is_pending(&status))
+}
+
+/// Whether there is a thread `pid`, also if `/proc` is mounted with `hidepid` and hides it.
+fn exists(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pid.is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
 }
 
 /// Whether the thread `pid` exits, which closes its files and ignores their errors. An invisible
@@ -112,6 +121,8 @@ const PF_EXITING: u32 = 0x4;
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     const STATUS: &str = "Name:\tGroups: x\nUid:\t1000\t1000\t1000\t1000\n\
@@ -136,6 +147,15 @@ mod tests {
         assert_eq!(flags("7 (a) b (c)) Z 1 7 7 0 -1 4227084 0 0"), 4_227_084);
         assert_eq!(flags("7 (a) Z"), 0);
         assert_eq!(flags(""), 0);
+    }
+
+    #[test]
+    fn a_process_exists_until_its_parent_has_waited_for_it() {
+        let mut process = Command::new("true").spawn().unwrap();
+        let pid = process.id();
+        assert!(exists(pid) && exists(std::process::id()));
+        process.wait().unwrap();
+        assert!(!exists(pid) && !exists(u32::MAX) && !exists(0));
     }
 
     #[test]
