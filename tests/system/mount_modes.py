@@ -8,9 +8,10 @@ only. A name that it takes for absent it creates.
 import errno
 import os
 import socket
+import struct
 
 from harness import case, check, main, scratch_dir
-from mount_rig import OpenServer, need_fuse
+from mount_rig import OpenServer, need_fuse, spillway_export
 
 USER = 12345
 
@@ -114,6 +115,31 @@ def new_file_may_be_written_by_its_creator():
         found = as_user(lambda: os.write(os.open(directory / "file", flags, 0o444), b"data"))
         check(found == 0, f"errno {found}")
         check((server.directory / "file").read_bytes() == b"data", "it was not written")
+
+
+def access_list(user):
+    """A POSIX access list by which all may read and search a directory but this user."""
+    no_id = 0xFFFFFFFF
+    entries = [(0x01, 7, no_id), (0x02, 0, user), (0x04, 5, no_id), (0x10, 5, no_id)]
+    entries.append((0x20, 5, no_id))
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+
+
+@case
+def access_list_closes_a_directory_whose_names_are_listed():
+    with (
+        spillway_export(quick=True) as server, server.mount("lookupcache=none") as directory,
+    ):  # fmt: skip
+        server.directory.chmod(0o755)
+        closed = server.directory / "closed"
+        closed.mkdir()
+        (closed / "file").write_bytes(b"data")
+        (closed / "file").chmod(0o644)
+        os.setxattr(closed, "system.posix_acl_access", access_list(USER))
+        check(closed.stat().st_mode & 0o777 == 0o755, "the list shows in the mode")
+        check(os.listdir(directory / "closed") == ["file"], "another user lists other names")
+        found = as_user(lambda: os.open(directory / "closed" / "file", os.O_RDONLY))
+        check(found == errno.EACCES, f"errno {found}")
 
 
 if __name__ == "__main__":

@@ -475,6 +475,14 @@ impl Inode {
         Some((handle, attributes?, Sent::At(at)))
     }
 
+    /// Whether [`listed`](Self::listed) finds `name`, without the count of a lookup.
+    pub(crate) fn is_listed(&self, name: &[u8]) -> bool {
+        match &self.contents {
+            Contents::Directory(directory) => directory.listing.has_handle(name),
+            _ => false,
+        }
+    }
+
     /// The current epoch of the file's data: data read in an earlier epoch is outdated.
     pub(crate) fn data_epoch(&self) -> u64 {
         self.file().map_or(0, |file| file.data_epoch.load(Ordering::Acquire))

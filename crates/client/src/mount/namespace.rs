@@ -17,7 +17,9 @@ impl Operations {
     pub(super) async fn lookup(&self, head: &Head, Name(name): &Name) -> Outcome {
         let dir = self.node(head.node)?;
         let caller = self.as_caller(head);
-        if self.must_ask(&dir.inode) {
+        // A name from a listing is found without a LOOKUP by which the server would check it.
+        let is_listed = || dir.inode.is_listed(name);
+        if self.rules().ask_before_search && (self.must_ask(&dir.inode) || is_listed()) {
             may(&caller, &dir, ACCESS_LOOKUP).await?;
         }
         match caller.lookup(&dir.inode, name).await {

@@ -291,7 +291,8 @@ impl Operations {
     ///
     /// If several users share a mount and the kernel does not check permissions, it resolves a
     /// cached name for all users. So names are not cached in directories that not all users may
-    /// search, and the server checks each search.
+    /// search, and the server checks each search. An access list that excludes a user does not show
+    /// in the mode.
     pub(super) fn name_ttl(&self, dir: &Inode) -> Duration {
         if self.rules.lookup_cache == LookupCache::None || self.must_ask(dir) {
             return Duration::ZERO;

@@ -142,10 +142,19 @@ impl DirectoryCache {
         let now = Instant::now();
         let mut contents = self.lock();
         contents.learned.look_up(now);
+        self.find(&mut contents, name, now)
+    }
+
+    /// Whether [`lookup`](Self::lookup) would find the name. Does not count as a lookup.
+    pub(crate) fn has_handle(&self, name: &[u8]) -> bool {
+        self.find(&mut self.lock(), name, Instant::now()).is_some()
+    }
+
+    fn find(&self, contents: &mut Contents, name: &[u8], now: Instant) -> Option<Found> {
         if matches!(name, b"." | b"..") {
             return None;
         }
-        let Contents { validity, pages, .. } = &mut *contents;
+        let Contents { validity, pages, .. } = contents;
         let is_valid = validity.handles_of(name, now, self.believed());
         let (page, at) = pages.find_name(name, |page| page.plus && is_valid(page))?;
         let entry = page.entry(at);
