@@ -17,7 +17,8 @@
 //! Nor does the order of replies determine which attributes the kernel has in the end: each program
 //! executes those to its own requests when it runs. So a file is opened with `FOPEN_DIRECT_IO`, and
 //! its reads do not depend on the kernel's size, unless the kernel has the right one for certain
-//! ([`KernelView::has_size`]).
+//! ([`KernelView::has_size`]). Asynchronous reads with `O_DIRECT` still do (`fuse_direct_IO`,
+//! fs/fuse/file.c).
 //!
 //! The kernel also waits for the pages of READs and WRITEs that are not answered, and umount(2)
 //! waits for the notification (`fc->killsb`). So none comes once the server has left one of them
