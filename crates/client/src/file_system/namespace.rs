@@ -223,10 +223,7 @@ impl FileSystem {
     /// # Errors
     /// Those of the call.
     pub async fn remove_dir(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
-        // The directory is not empty while it has the name of a file that was closed.
-        if let Some(removed) = dir.child(name) {
-            removed.silly_removals_ended().await;
-        }
+        silly_removals_ended_in(dir, name).await;
         let mut change = dir.begin_name_change(name);
         let removed = change.note_outcome(self.nfs.rmdir(dir.handle(), name).await)?;
         change.finish(&Evidence::of_removed_dir(&removed));
@@ -245,6 +242,7 @@ impl FileSystem {
         to_dir: &Arc<Inode>,
         to: &[u8],
     ) -> Result<()> {
+        silly_removals_ended_in(to_dir, to).await;
         match self.child_to_remove(to_dir, to).await {
             Ok(Some(target)) => {
                 let (from, to) = (Bytes::copy_from_slice(from), Bytes::copy_from_slice(to));
@@ -319,6 +317,14 @@ impl FileSystem {
     fn trace_name(&self, event: Event, dir: &Inode, name: &[u8]) {
         let detail = format_args!("name={}", name.escape_ascii());
         self.tracer().emit(event, dir.object(), 0, 0, detail);
+    }
+}
+
+/// Waits until no silly name is being removed in the directory `name` of `dir`, which is not empty
+/// before that.
+async fn silly_removals_ended_in(dir: &Inode, name: &[u8]) {
+    if let Some(child) = dir.child(name) {
+        child.silly_removals_ended().await;
     }
 }
 

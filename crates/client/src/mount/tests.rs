@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 
 use self::peer::{DIRECTORY, FILE, LAST, Peer, within};
 use super::callers::is_exiting;
-use super::operations::{Operations, Refusal};
+use super::operations::{Operations, Outcome, Refusal};
 use super::request::{HEAD_BYTES, Head, Name, Setattr};
 use super::session::Session;
 use crate::error::{Attempt, Error, ServerName};
@@ -439,8 +439,12 @@ async fn a_file_that_was_opened_by_a_name_from_a_listing_keeps_a_silly_name() {
     assert_eq!(peer.calls(&[Procedure::Rename]).len(), 1);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_directory_is_removed_behind_the_silly_names_of_closed_files_in_it() {
+/// Makes a call of `procedure` that needs an empty directory, while a removed file in it is being
+/// closed. The call has to wait until the silly name is gone.
+async fn waits_for_silly_removals<C: Future<Output = Outcome> + Send + 'static>(
+    procedure: Procedure,
+    call: impl FnOnce(Arc<Operations>) -> C,
+) {
     let (peer, operations) = Peer::mounted().await;
     let directory = looked_up_by(&operations, DIRECTORY).await;
     let in_directory = request(directory, 0);
@@ -449,22 +453,37 @@ async fn a_directory_is_removed_behind_the_silly_names_of_closed_files_in_it() {
     let fh = opened(&operations, node, 0).await;
     write(&operations, node, fh).await;
     assert!(operations.unlink(&in_directory, &Name(FILE.into())).await.is_ok());
+    let calls_before = peer.calls(&[procedure]).len();
     peer.hold(Procedure::Commit);
     let releasing = Arc::clone(&operations);
     let released = tokio::spawn(async move { releasing.release(fh).await });
     within(peer.called(Procedure::Commit)).await;
-    let removing = Arc::clone(&operations);
-    let removed =
-        tokio::spawn(
-            async move { removing.rmdir(&request(ROOT, 0), &Name(DIRECTORY.into())).await },
-        );
+    let answered = tokio::spawn(call(Arc::clone(&operations)));
     tokio::time::sleep(A_WHILE).await;
-    assert!(peer.calls(&[Procedure::Rmdir]).is_empty(), "RMDIR has overtaken REMOVE");
+    assert_eq!(peer.calls(&[procedure]).len(), calls_before, "the call has overtaken REMOVE");
     peer.release();
     within(released).await.unwrap();
-    assert!(within(removed).await.unwrap().is_ok());
-    let order = peer.calls(&[Procedure::Remove, Procedure::Rmdir]);
-    assert_eq!(order[0].procedure, Procedure::Remove);
+    assert!(within(answered).await.unwrap().is_ok());
+    let order = peer.calls(&[Procedure::Remove, procedure]);
+    let last = order[order.len() - 2..].iter().map(|call| call.procedure);
+    assert!(last.eq([Procedure::Remove, procedure]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_directory_is_removed_behind_the_silly_names_of_closed_files_in_it() {
+    waits_for_silly_removals(Procedure::Rmdir, async |operations: Arc<Operations>| {
+        operations.rmdir(&request(ROOT, 0), &Name(DIRECTORY.into())).await
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_directory_is_replaced_behind_the_silly_names_of_closed_files_in_it() {
+    waits_for_silly_removals(Procedure::Rename, async |operations: Arc<Operations>| {
+        let (from, to) = (Name(b"other"[..].into()), Name(DIRECTORY.into()));
+        operations.rename(&request(ROOT, 0), &from, ROOT, &to, 0).await
+    })
+    .await;
 }
 
 #[test]
