@@ -4,6 +4,7 @@ import errno
 import os
 import socket
 import stat
+import subprocess
 
 from place import (
     ALICE, BOB, Child, all_at_once, as_user, check, content_of, expect, keeps, make, mode_of,
@@ -207,6 +208,24 @@ def open_asks_the_files_mode():
     refused(errno.EACCES, as_user, BOB, os.open, "file", os.O_WRONLY)
     refused(errno.EACCES, as_user, BOB, os.open, "file", os.O_RDONLY | os.O_TRUNC)
     same(content_of("file"), b"secret", "content after refused truncations")
+
+
+@check
+def execve_asks_for_execution_and_not_for_reading():
+    os.chmod(".", 0o755)
+    make("readable", b"#!/bin/sh\nexit 0\n", 0o744)
+    refused(errno.EACCES, as_user, ALICE, status_of, "./readable")
+    os.chmod("readable", 0o755)
+    same(as_user(ALICE, status_of, "./readable"), 0, "exit status of a script")
+    make("executable", content_of("/bin/true"), 0o711)
+    same(as_user(ALICE, status_of, "./executable"), 0, "exit status of an unreadable program")
+    refused(errno.EACCES, as_user, ALICE, os.open, "executable", os.O_RDONLY)
+    os.chmod("executable", 0o744)
+    refused(errno.EACCES, as_user, ALICE, status_of, "./executable")
+
+
+def status_of(program):
+    return subprocess.run([program], check=False).returncode
 
 
 @check

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
-use proto::nfs3::{Attributes, FileHandle, FsinfoOk, FsstatOk, SetAttributes};
+use proto::nfs3::{ACCESS_EXECUTE, Attributes, FileHandle, FsinfoOk, FsstatOk, SetAttributes};
 use rustix::io::Errno;
 
 use crate::cache::directory::Entry;
@@ -144,11 +144,30 @@ impl FileSystem {
     /// # Errors
     /// `ACCES`; `ISDIR` and `INVAL` for other types; those of the calls.
     pub async fn open(&self, inode: &Arc<Inode>, flags: OpenFlags) -> Result<File> {
+        self.open_if_granted(inode, flags, flags.wanted()).await
+    }
+
+    /// Like [`open`](Self::open), to run a program: it has to be executable by the caller, and need
+    /// not be readable, RFC 1813 §4.4.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open).
+    pub async fn open_program(&self, inode: &Arc<Inode>, flags: OpenFlags) -> Result<File> {
+        self.open_if_granted(inode, flags, ACCESS_EXECUTE).await
+    }
+
+    /// Opens a regular file if ACCESS grants all of `wanted`, a sum of `ACCESS_*`.
+    async fn open_if_granted(
+        &self,
+        inode: &Arc<Inode>,
+        flags: OpenFlags,
+        wanted: u32,
+    ) -> Result<File> {
         // From before ACCESS: a REMOVE sent meanwhile would leave the opened file without its data.
         let hold = inode.hold()?;
         // ACCESS might overtake a REMOVE that was sent before.
         drop(inode.removal_turn().await);
-        self.check_open(inode, flags).await?;
+        self.check_open(inode, wanted).await?;
         if flags.truncate {
             let new = SetAttributes { size: Some(0), ..SetAttributes::default() };
             self.set_attributes(inode, new).await?;
@@ -166,8 +185,7 @@ impl FileSystem {
     }
 
     /// ACCESS returns both the permissions and the current attributes.
-    async fn check_open(&self, inode: &Arc<Inode>, flags: OpenFlags) -> Result<()> {
-        let wanted = flags.wanted();
+    async fn check_open(&self, inode: &Arc<Inode>, wanted: u32) -> Result<()> {
         let sent = inode.sent();
         let granted = inode.note_outcome(self.nfs.access(inode.handle(), wanted).await)?;
         inode.note_for_open(granted.attributes.as_ref(), sent).await;

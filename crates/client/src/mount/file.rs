@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use proto::nfs3::{ACCESS_EXECUTE, Status};
+use proto::nfs3::Status;
 use rustix::io::Errno;
 use tokio::runtime::Handle;
 
@@ -17,15 +17,18 @@ use super::request::{Head, Name, WRITE_CACHE, WRITE_KILL_SUIDGID};
 use super::short_write::ShortWrite;
 use crate::error::{Error, Result};
 use crate::file::{File, OpenFlags};
-use crate::file_system::FileSystem;
-use crate::inode::Inode;
 
 impl Operations {
     /// OPEN. ACCESS checks the caller's permission, because later requests may be answered from
     /// caches; its attributes revalidate the caches for close-to-open consistency.
     pub(super) async fn open(&self, head: &Head, flags: u32) -> Outcome {
         let node = self.node(head.node)?;
-        let file = open_as(&self.as_caller(head), &node.inode, flags).await?;
+        let caller = self.as_caller(head);
+        let file = if flags & FMODE_EXEC == 0 {
+            caller.open(&node.inode, open_flags(flags)).await?
+        } else {
+            caller.open_program(&node.inode, open_flags(flags)).await?
+        };
         // Pages are dropped before the reply and not during the GETATTR of the next read, see
         // `kernel_view`. With O_TRUNC the kernel holds locks that the drop waits for, and sets the
         // size to 0 itself.
@@ -213,23 +216,6 @@ impl Operations {
 /// caller's permissions.
 fn created_meanwhile(error: Error) -> Refusal {
     if error.is(Status::Exist) { Refusal(Errno::STALE) } else { error.into() }
-}
-
-/// Opens `inode` for the caller, if the server permits it.
-async fn open_as(caller: &FileSystem, inode: &Arc<Inode>, flags: u32) -> Result<File> {
-    let _until_opened = inode.hold()?;
-    let opened = caller.open(inode, open_flags(flags)).await;
-    match opened {
-        // A program need not be readable to be run, RFC 1813 §4.4.
-        Err(error)
-            if error.errno() == Errno::ACCESS
-                && flags & FMODE_EXEC != 0
-                && caller.access(inode, ACCESS_EXECUTE).await? & ACCESS_EXECUTE != 0 =>
-        {
-            caller.open_created(inode, open_flags(flags))
-        }
-        opened => opened,
-    }
 }
 
 fn is_set_id(file: &File) -> bool {
