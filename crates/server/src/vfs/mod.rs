@@ -12,6 +12,8 @@ mod prefetch;
 mod read;
 mod read_ahead;
 mod read_data;
+#[cfg(test)]
+mod readable;
 mod readdir;
 mod retry;
 mod splice;

@@ -272,64 +272,27 @@ fn part_of<'a>(range: ByteRange, chunk: &Chunk, data: &'a [u8]) -> Option<&'a [u
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::{FileExt, OpenOptionsExt};
-    use std::path::Path;
     use std::time::Duration;
 
-    use io::{DioAlign, FileVersion, Identity, IoMode, IoPolicy};
-    use rustix::fs::{Advice, Mode, OFlags, fadvise};
+    use io::{DioAlign, IoMode};
+    use rustix::fs::{Advice, OFlags, fadvise};
 
+    use super::super::readable::{Readable, open, serve};
     use super::*;
-    use crate::config::{Config, Overrides};
-    use crate::fs::{Caller, OpenedFor, PATH_ONLY};
-    use crate::inode_cache::{Inode, InodeKey};
-    use crate::server::Server;
+    use crate::inode_cache::Inode;
     use crate::skip::skip_in_ci_too;
-    use crate::trace::CallId;
 
     const FILE_BYTES: usize = (2 << 20) + 1000;
     const TRANSFER: usize = 47_008;
 
-    async fn serve(dir: &Path) -> Server {
-        let text = format!(
-            "listen = \"127.0.0.1:0\"\nstate_dir = {:?}\n[[export]]\npath = {:?}",
-            dir.join("state"),
-            dir.join("export"),
-        );
-        let config = Config::parse(&text, Path::new("test.toml"), &Overrides::default()).unwrap();
-        Server::start(config).await.unwrap()
-    }
-
-    async fn open(server: &Server, path: &Path) -> Arc<Inode> {
-        let (vfs, exports) = (&server.service().vfs, server.service().exports.load_full());
-        let root = exports.root(exports.table.iter().next().unwrap());
-        let opened = rustix::fs::open(path, PATH_ONLY, Mode::empty()).unwrap();
-        let handle = root.identify(opened.as_fd()).unwrap();
-        let (fd, attributes) = root.open(&handle).unwrap();
-        let room = vfs.room(&InodeKey::new(root, handle), root.device()).await;
-        vfs.inode_cache.add(Arc::clone(root), handle, attributes.file_type, (fd, room))
-    }
-
     /// READs the file in sequence; whether the last one is answered from what was read ahead.
     async fn stream(vfs: &Vfs, file: &Arc<Inode>) -> bool {
-        let live = vfs.live_attributes(file).await.unwrap();
-        let (groups, opened, identity) = ([].into(), OpenedFor::default(), Identity::Server);
-        let caller =
-            Caller { uid: 0, gid: 0, groups, read_only: true, opened, client: None, identity };
-        let permitted = Permitted::check(&caller, file, &live, &vfs.engine).await.unwrap();
-        let changed = (live.ctime.seconds, live.ctime.nanoseconds);
-        let version = FileVersion { changed, size: live.size, changes: file.changes() };
+        let readable = Readable::of(vfs, file).await;
         let mut is_ahead = false;
         for offset in (0..FILE_BYTES).step_by(TRANSFER) {
             let end = FILE_BYTES.min(offset + TRANSFER);
-            let read = Read {
-                file: &permitted,
-                reader: vfs.reader(&permitted).await.unwrap(),
-                call: CallId::local(1, 1),
-                policy: IoPolicy { read: IoMode::DontCache, ..IoPolicy::default() },
-                range: ByteRange::between(offset as u64, end as u64),
-                attributes: file.lock.attributes(live),
-                version,
-            };
+            let range = ByteRange::between(offset as u64, end as u64);
+            let read = readable.read(IoMode::DontCache, range);
             is_ahead = vfs.fetch_ahead(&read, &Source::DropBehind, true).await.is_some();
             // What it has begun may end.
             tokio::time::sleep(Duration::from_millis(20)).await;
