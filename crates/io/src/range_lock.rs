@@ -16,8 +16,16 @@ use crate::sync::{Mutex, MutexGuard, oneshot};
 /// How pages are about to be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RangeUse {
-    /// Through the page cache. Shares pages with other cached use: the kernel merges it there.
+    /// Reading through the page cache. Shares pages with other cached use: the kernel merges it
+    /// there.
     Cached,
+    /// Writing through the page cache, likewise.
+    CachedWrite,
+    /// Reading pages that are in memory, by a thread that must not wait for the disk. Shares pages
+    /// only with itself: others may be reading them from the disk, and they count as cached
+    /// meanwhile. Nor is there any write of the file: some file systems (XFS) take a lock of the
+    /// whole file for splicing, and hold it while a write waits for the disk.
+    InMemory,
     /// Past the page cache. Shares pages with other direct use, which meets only on the disk.
     Direct,
     /// Truncation, of everything past the new end. Shares pages with no other use.
@@ -28,7 +36,24 @@ impl RangeUse {
     /// Whether both may be in flight on the same page.
     #[must_use]
     pub fn shares_pages_with(self, other: Self) -> bool {
-        self == other && self != Self::Exclusive
+        match (self, other) {
+            (Self::Direct, Self::Direct) | (Self::InMemory, Self::InMemory) => true,
+            (one, another) => one.is_cached() && another.is_cached(),
+        }
+    }
+
+    /// Whether both may be in flight in one file.
+    fn shares_file_with(self, other: Self) -> bool {
+        let must_not_wait = self == Self::InMemory || other == Self::InMemory;
+        !(must_not_wait && (self.writes() || other.writes()))
+    }
+
+    fn is_cached(self) -> bool {
+        matches!(self, Self::Cached | Self::CachedWrite)
+    }
+
+    fn writes(self) -> bool {
+        matches!(self, Self::CachedWrite | Self::Exclusive)
     }
 }
 
@@ -189,7 +214,10 @@ impl Claim {
     }
 
     fn conflicts_with(self, other: Self) -> bool {
-        self.pages.overlaps(other.pages) && !self.range_use.shares_pages_with(other.range_use)
+        let (one, another) = (self.range_use, other.range_use);
+        let have_pages = !self.pages.is_empty() && !other.pages.is_empty();
+        (have_pages && !one.shares_file_with(another))
+            || (self.pages.overlaps(other.pages) && !one.shares_pages_with(another))
     }
 }
 

@@ -73,9 +73,11 @@ impl SimulatedFile {
         self.journal.write(blocks.clone(), stamp, || {
             let _guard = self.hold(&blocks, range_use);
             match range_use {
-                RangeUse::Cached => self.write_cached(blocks, stamp),
+                RangeUse::Cached | RangeUse::CachedWrite => self.write_cached(blocks, stamp),
                 RangeUse::Direct => self.write_direct(blocks, |written| written.fill(stamp)),
-                RangeUse::Exclusive => unreachable!("nothing is written under it"),
+                RangeUse::InMemory | RangeUse::Exclusive => {
+                    unreachable!("nothing is written under it")
+                }
             }
         });
     }
@@ -101,9 +103,11 @@ impl SimulatedFile {
         self.journal.read(blocks.clone(), || {
             let _guard = self.hold(&blocks, range_use);
             match range_use {
-                RangeUse::Cached => self.read_cached(blocks),
+                RangeUse::Cached | RangeUse::InMemory => self.read_cached(blocks),
                 RangeUse::Direct => self.read_direct(blocks),
-                RangeUse::Exclusive => unreachable!("nothing is read under it"),
+                RangeUse::CachedWrite | RangeUse::Exclusive => {
+                    unreachable!("nothing is read under it")
+                }
             }
         });
     }

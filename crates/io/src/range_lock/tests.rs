@@ -9,7 +9,7 @@ use proptest::sample::Index;
 use super::simulated_file::{Exclusion, Placement, Random, exercise, two_adjacent_writes};
 use super::*;
 
-use RangeUse::{Cached, Direct, Exclusive};
+use RangeUse::{Cached, CachedWrite, Direct, Exclusive, InMemory};
 
 fn pages(first: u64, count: u64) -> ByteRange {
     let page_bytes = page_size() as u64;
@@ -17,9 +17,16 @@ fn pages(first: u64, count: u64) -> ByteRange {
 }
 
 #[test]
-fn only_the_same_use_shares_a_page() {
+fn cached_use_and_direct_use_share_pages_with_their_own_kind() {
     for (one, other, shares) in [
         (Cached, Cached, true),
+        (Cached, CachedWrite, true),
+        (CachedWrite, CachedWrite, true),
+        (InMemory, InMemory, true),
+        (InMemory, Cached, false),
+        (InMemory, Direct, false),
+        (CachedWrite, Direct, false),
+        (CachedWrite, Exclusive, false),
         (Direct, Direct, true),
         (Exclusive, Exclusive, false),
         (Cached, Direct, false),
@@ -34,6 +41,22 @@ fn only_the_same_use_shares_a_page() {
             assert!(lock.try_lock(pages(0, 1), other).is_some(), "another page");
             assert!(lock.try_lock(pages(3, 9), other).is_some(), "another page");
         }
+    }
+}
+
+#[test]
+fn pages_in_memory_are_not_read_next_to_a_write_anywhere_in_the_file() {
+    for write in [CachedWrite, Exclusive] {
+        let lock = RangeLock::new();
+        let written = lock.try_lock(pages(8, 1), write).unwrap();
+        assert!(lock.try_lock(pages(0, 1), InMemory).is_none(), "{write:?}");
+        drop(written);
+        let read = lock.try_lock(pages(0, 1), InMemory).unwrap();
+        let mut waiting = Waiting::new(&lock, pages(8, 1), write);
+        assert!(waiting.poll().is_none(), "{write:?}");
+        assert!(lock.try_lock(pages(4, 1), InMemory).is_none(), "a write waits");
+        drop(read);
+        assert!(waiting.poll().is_some(), "{write:?}");
     }
 }
 

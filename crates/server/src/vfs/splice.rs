@@ -93,12 +93,12 @@ impl Vfs {
         self.pipes.try_take(read.range)
     }
 
-    /// Puts a range that is in memory into the pipe. Whether all of it, and nothing else is in
-    /// flight on its pages that this would have to wait for.
+    /// Puts a range that is in memory into the pipe. Whether all of it: nothing is put there if
+    /// this could wait for a READ of these pages or a WRITE of the file.
     fn fill_here(&self, read: &Read<'_>, pipe: &mut Pipe) -> bool {
-        let pages = read.file.data().ranges.try_lock(read.range, RangeUse::Cached);
-        let whole =
-            pages.is_some() && fill(pipe, &read.reader, read.range) && is_whole(pipe, read.range);
+        let (reader, range) = (&read.reader, read.range);
+        let pages = read.file.data().ranges.try_lock(range, RangeUse::InMemory);
+        let whole = pages.is_some() && fill(pipe, reader, range) && is_whole(pipe, range);
         if whole {
             read.file.root().counters.add(Counter::ReadsInline, 1);
         }
@@ -129,7 +129,8 @@ fn is_whole(pipe: &Pipe, range: ByteRange) -> bool {
     pipe.len() as u64 == range.len()
 }
 
-/// Whether splicing the range would not wait for the disk. `None` if the kernel does not report it.
+/// Whether the range seems to be in memory, which costs little to ask. `None` if the kernel does
+/// not report it.
 fn is_in_memory(read: &Read<'_>) -> Option<bool> {
     let (reader, range) = (read.reader.as_fd(), read.range);
     let resident = match io::cache_state(reader, range).ok()? {
@@ -140,7 +141,49 @@ fn is_in_memory(read: &Read<'_>) -> Option<bool> {
         return Some(false);
     }
     // A page counts from the moment that its reading begins. Read-ahead reads upwards, so where the
-    // last byte has come, the others have.
+    // last byte has come, the others most likely have. The kernel also refuses while a local
+    // program that writes the file holds the lock that splicing takes.
     let last = io::try_read_at_nowait(reader, &mut [0], range.end() - 1, read.attributes.size);
     Some(matches!(last, Ok(NowaitRead::Done(1))))
+}
+
+#[cfg(test)]
+mod tests {
+    use io::{IoMode, RangeUse};
+
+    use super::super::readable::{Readable, open, serve};
+    use super::*;
+
+    const PAGE: u64 = 4096;
+    const LEN: u64 = 64 * 1024;
+    const FILE_BYTES: usize = 256 * 1024;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn range_is_spliced_at_once_only_if_nothing_in_flight_may_make_it_wait() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("export/f");
+        std::fs::create_dir(dir.path().join("export")).unwrap();
+        std::fs::write(&path, vec![7; FILE_BYTES]).unwrap();
+        let server = serve(dir.path()).await;
+        let file = open(&server, &path).await;
+        let (vfs, ranges) = (&server.service().vfs, file.ranges().unwrap());
+        let readable = Readable::of(vfs, &file).await;
+        let read = readable.read(IoMode::Buffered, ByteRange::between(0, LEN));
+        let splices = || vfs.try_spliced(&read).is_some();
+        assert!(splices());
+        let (last, next) =
+            (ByteRange::between(LEN - PAGE, LEN), ByteRange::between(LEN, LEN + PAGE));
+        for (pages, range_use, is_spliced) in [
+            (last, RangeUse::Cached, false),
+            (next, RangeUse::Cached, true),
+            (next, RangeUse::Direct, true),
+            (next, RangeUse::CachedWrite, false),
+            (next, RangeUse::Exclusive, false),
+        ] {
+            let other = ranges.try_lock(pages, range_use).unwrap();
+            assert_eq!(splices(), is_spliced, "{range_use:?} of {pages:?}");
+            drop(other);
+            assert!(splices());
+        }
+    }
 }

@@ -201,7 +201,7 @@ impl Vfs {
             },
         };
         let range_use = match target {
-            Target::Cache | Target::Window(..) => RangeUse::Cached,
+            Target::Cache | Target::Window(..) => RangeUse::CachedWrite,
             // Both kinds of I/O in one range, exclusively. This also excludes another WRITE of the
             // same bytes: the kernel does not order direct writes.
             Target::Split(..) => RangeUse::Exclusive,
