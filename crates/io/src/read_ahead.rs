@@ -30,7 +30,7 @@
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -39,6 +39,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, SetOnce};
 use crate::buffer_pool::Buffer;
 use crate::byte_range::ByteRange;
 use crate::change_watch::{ChangeWatch, ChangeWatches};
+use crate::engine::ClientId;
 use crate::streams::{CHUNK_BYTES, Streams};
 
 /// The most chunks of one file: enough for all streams that are distinguished.
@@ -111,21 +112,22 @@ pub struct Ahead {
     /// The read goes on where an earlier one ended, or nearly so.
     pub sequential: bool,
     /// The chunks with all that was asked for, in file order; empty if there is none of some part.
-    /// They may still be on their way: see [`Chunk::data`].
+    /// They may still be on their way, see [`Chunk::data`]: being read, or begun by the same client
+    /// and queued. One that waits for the turn of another client counts as not there.
     pub chunks: Vec<Arc<Chunk>>,
     /// Chunks to be read now, by the caller, in this order.
     pub fills: Vec<Fill>,
 }
 
 impl ReadAhead {
-    /// Notes a read of `range`, not empty, and returns the chunks that hold it and those to be read
+    /// Notes a read by a client of `range`, not empty, and returns the chunks that hold it and those to be read
     /// ahead.
     ///
     /// `version` is the file's current one. Without a `budget` nothing is read ahead, and the read
     /// is only noted.
     pub fn note(
         &self,
-        range: ByteRange,
+        (client, range): (ClientId, ByteRange),
         version: FileVersion,
         budget: Option<&ReadAheadBudget>,
     ) -> Ahead {
@@ -140,7 +142,7 @@ impl ReadAhead {
             let mut at = wanted.offset();
             while at < wanted.end() {
                 let chunk = ByteRange::between(at, (at + CHUNK_BYTES).min(wanted.end()));
-                match state.begin(chunk, version, budget) {
+                match state.begin((client, chunk), version, budget) {
                     Begun::Fill(fill) => fills.push(fill),
                     Begun::Known => {}
                     Begun::NoRoom => break,
@@ -148,7 +150,11 @@ impl ReadAhead {
                 at = chunk.end();
             }
         }
-        Ahead { sequential, chunks: state.covering(range), fills }
+        let mut chunks = state.covering(range);
+        if !chunks.iter().all(|chunk| chunk.client == client || chunk.has_left_queue()) {
+            chunks.clear();
+        }
+        Ahead { sequential, chunks, fills }
     }
 
     /// The chunks with all of `range` in them, if they are there; nothing is noted.
@@ -212,7 +218,12 @@ enum Begun {
 }
 
 impl State {
-    fn begin(&mut self, range: ByteRange, version: FileVersion, budget: &ReadAheadBudget) -> Begun {
+    fn begin(
+        &mut self,
+        (client, range): (ClientId, ByteRange),
+        version: FileVersion,
+        budget: &ReadAheadBudget,
+    ) -> Begun {
         if self.chunks.iter().any(|chunk| chunk.range.contains(range)) {
             return Begun::Known;
         }
@@ -222,9 +233,11 @@ impl State {
         }
         let Ok(permit) = Arc::clone(&budget.0).try_acquire_owned() else { return Begun::NoRoom };
         let chunk = Arc::new(Chunk {
+            client,
             range,
             version,
             begun: Instant::now(),
+            has_left_queue: AtomicBool::new(false),
             content: SetOnce::new(),
             served_bytes: AtomicU64::new(0),
             _permit: permit,
@@ -250,10 +263,14 @@ impl State {
 
 /// A piece of a file that was read ahead, or is being read.
 pub struct Chunk {
+    /// Whose READ it was begun for.
+    client: ClientId,
     range: ByteRange,
     /// The file's version before it was read.
     version: FileVersion,
     begun: Instant,
+    /// A thread reads it, or has done so.
+    has_left_queue: AtomicBool,
     /// `None` when it could not be had.
     content: SetOnce<Option<Content>>,
     served_bytes: AtomicU64,
@@ -284,6 +301,11 @@ impl Chunk {
     #[must_use]
     pub fn data_now(&self) -> Option<&[u8]> {
         self.content.get()?.as_ref().map(Content::as_slice)
+    }
+
+    /// Whether it is there, or waits for the disk alone.
+    fn has_left_queue(&self) -> bool {
+        self.has_left_queue.load(Ordering::Relaxed)
     }
 
     /// Whether it could not be had, or the file is known to have changed since.
@@ -325,12 +347,15 @@ impl Fill {
         self.chunk.range
     }
 
-    /// Watches the file of `fd` from now on. To be called before the chunk is read.
+    /// Watches the file of `fd` from now on. To be called just before the chunk is read, by the
+    /// thread that reads it.
     ///
     /// # Errors
     /// As [`ChangeWatches::watch`]; the chunk is given up.
     pub fn watch(self, watches: &ChangeWatches, fd: BorrowedFd<'_>) -> io::Result<WatchedFill> {
-        Ok(WatchedFill { watch: watches.watch(fd)?, fill: self })
+        let watch = watches.watch(fd)?;
+        self.chunk.has_left_queue.store(true, Ordering::Relaxed);
+        Ok(WatchedFill { watch, fill: self })
     }
 
     /// Gives up: it could not be read, or may not be kept.

@@ -48,8 +48,8 @@ async fn complete(pool: &Arc<BufferPool>, fill: Fill, byte: u8) {
 
 /// Reads in sequence until something is to be read ahead.
 fn start(ahead: &ReadAhead, version: FileVersion, budget: &ReadAheadBudget) -> Ahead {
-    assert!(ahead.note(range(0, MIB), version, Some(budget)).fills.is_empty());
-    let found = ahead.note(range(MIB, MIB), version, Some(budget));
+    assert!(ahead.note((1, range(0, MIB)), version, Some(budget)).fills.is_empty());
+    let found = ahead.note((1, range(MIB, MIB)), version, Some(budget));
     assert!(found.sequential);
     found
 }
@@ -83,7 +83,7 @@ async fn a_changed_file_is_never_served_from_before() {
     assert!(ahead.find(at, version(1)).is_empty());
     assert!(ahead.find(at, FileVersion { changed: (1_000, 1), ..version(0) }).is_empty());
     assert!(ahead.find(at, FileVersion { size: SIZE - 1, ..version(0) }).is_empty());
-    let found = ahead.note(at, version(1), Some(&budget));
+    let found = ahead.note((1, at), version(1), Some(&budget));
     assert!(found.fills.iter().any(|fill| fill.range() == at), "read again");
 }
 
@@ -102,7 +102,7 @@ async fn chunk_read_during_a_write_is_dropped_when_the_write_is_finished() {
     assert!(!ahead.serve(at, &found.chunks, &watched.watches));
     assert!(ahead.find(range(2 * MIB, MIB), version(0)).is_empty(), "nor any other chunk of it");
     // A chunk read after the write is valid.
-    let again = ahead.note(range(MIB, MIB), version(0), Some(&budget));
+    let again = ahead.note((1, range(MIB, MIB)), version(0), Some(&budget));
     for fill in again.fills {
         watched.complete(&pool, fill, 2).await;
     }
@@ -120,8 +120,22 @@ async fn a_dropped_fill_releases_its_waiters() {
     drop(found.fills);
     assert!(waiter.await.unwrap());
     assert!(ahead.find(range(MIB, MIB), version(0)).is_empty());
-    let again = ahead.note(range(MIB, MIB), version(0), Some(&budget));
+    let again = ahead.note((1, range(MIB, MIB)), version(0), Some(&budget));
     assert!(!again.fills.is_empty(), "an abandoned chunk may be tried again");
+}
+
+#[tokio::test]
+async fn chunk_on_its_way_is_waited_for_by_its_client_and_once_it_is_read_by_all() {
+    let (budget, ahead) = (budget(32), ReadAhead::default());
+    let (watched, pool) = (Watched::default(), BufferPool::new(64 << 20));
+    let mut fills = start(&ahead, version(0), &budget).fills.into_iter();
+    let at = range(MIB, MIB);
+    let chunks = |client| ahead.note((client, at), version(0), None).chunks.len();
+    assert_eq!((chunks(1), chunks(2)), (1, 0), "it may be queued behind other work of its client");
+    let fill = fills.next().unwrap().watch(&watched.watches, watched.file().as_fd()).unwrap();
+    assert_eq!((chunks(1), chunks(2)), (1, 1));
+    fill.complete(pool.take(0, 1 << 20).await.unwrap(), 1 << 20);
+    assert_eq!((chunks(1), chunks(2)), (1, 1));
 }
 
 #[tokio::test]
@@ -129,7 +143,7 @@ async fn chunks_give_their_memory_back() {
     let (pool, budget, ahead) = (BufferPool::new(64 << 20), budget(3), ReadAhead::default());
     let found = start(&ahead, version(0), &budget);
     assert_eq!(found.fills.len(), 3);
-    let more = ahead.note(range(2 * MIB, MIB), version(0), Some(&budget));
+    let more = ahead.note((1, range(2 * MIB, MIB)), version(0), Some(&budget));
     assert!(more.fills.is_empty(), "the budget is used up");
     drop(more);
     for fill in found.fills {
@@ -139,7 +153,7 @@ async fn chunks_give_their_memory_back() {
     assert!(ahead.serve(range(MIB, MIB), &found.chunks, &ChangeWatches::default()));
     drop(found.chunks);
     assert!(pool.bytes_in_use() < in_use, "a chunk that was read whole is dropped");
-    assert_eq!(ahead.note(range(3 * MIB, MIB), version(0), Some(&budget)).fills.len(), 1);
+    assert_eq!(ahead.note((1, range(3 * MIB, MIB)), version(0), Some(&budget)).fills.len(), 1);
     ahead.trim(Instant::now() + UNUSED_MAX);
     assert_eq!(pool.bytes_in_use(), 0);
 }
@@ -147,8 +161,8 @@ async fn chunks_give_their_memory_back() {
 #[test]
 fn without_a_budget_streams_are_only_noted() {
     let ahead = ReadAhead::default();
-    ahead.note(range(0, 4096), version(0), None);
-    let found = ahead.note(range(4096, 4096), version(0), None);
+    ahead.note((1, range(0, 4096)), version(0), None);
+    let found = ahead.note((1, range(4096, 4096)), version(0), None);
     assert!(found.sequential && found.fills.is_empty() && found.chunks.is_empty());
 }
 
@@ -174,7 +188,7 @@ async fn no_chunk_of_several_streams_is_read_twice() {
     for read in 0..READS {
         for stream in 0..STREAMS {
             let at = range(stream * 256 * MIB + read * MIB, MIB);
-            let found = ahead.note(at, version, Some(&budget));
+            let found = ahead.note((1, at), version, Some(&budget));
             for fill in found.fills {
                 filled += 1;
                 complete(&pool, fill, 1).await;

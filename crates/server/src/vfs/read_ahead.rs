@@ -5,9 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use io::{
-    Buffer, ByteRange, CacheState, ChangeWatches, Chunk, Fill, Payload, RangeGuard, RangeUse, Share,
-};
+use io::{Buffer, ByteRange, CacheState, ChangeWatches, Chunk, Fill, Payload, RangeUse, Share};
 
 use super::descriptors::note_refused;
 use super::read_data::{Fetched, Read, Source, read_and_drop, read_direct};
@@ -21,7 +19,8 @@ struct FillJob {
     fill: Fill,
     source: FillSource,
     buffer: Buffer,
-    pages: RangeGuard,
+    /// The pages to read, as the disk sees them.
+    seen: (ByteRange, RangeUse),
     watches: ChangeWatches,
 }
 
@@ -60,7 +59,8 @@ impl FillPlan {
 }
 
 impl Vfs {
-    /// Answers from chunks that were read ahead, waiting for those on their way, and begins to read
+    /// Answers from chunks that were read ahead, waiting for those that are being read or that this
+    /// client has had begun, and begins to read
     /// the next ones from `source`, but what is resident from the page cache if `unless_resident`.
     /// `None` when the READ has to take its data from the source itself.
     pub(super) async fn fetch_ahead(
@@ -82,7 +82,7 @@ impl Vfs {
             && read.version.has_settled(SystemTime::now());
         let pays = is_safe && plan.is_some() && is_on && support.may_watch();
         let ahead = read.file.data().read_ahead.note(
-            read.range,
+            (Share::current_client(), read.range),
             read.version,
             pays.then_some(&self.read_ahead),
         );
@@ -141,12 +141,12 @@ impl Vfs {
     }
 
     /// Has a chunk read by a data thread, unless that would have to wait for anything: memory, a
-    /// place in the queue, a WRITE to the same pages.
+    /// place in the queue, a WRITE to the same pages. The pages are free for others until the
+    /// thread begins.
     fn begin_fill(&self, read: &Read<'_>, fill: Fill, plan: FillPlan) {
         let range = fill.range();
-        let Some((seen, range_use)) = plan.seen(range) else { return };
-        let Some(pages) = read.file.data().ranges.try_lock(seen, range_use) else { return };
-        let len = usize::try_from(seen.len()).expect("a chunk");
+        let Some(seen) = plan.seen(range) else { return };
+        let len = usize::try_from(seen.0.len()).expect("a chunk");
         let Some(buffer) = self.buffers.try_take(len) else { return };
         let (offset, len) = (range.offset(), range.len());
         self.tracer.emit(Event::ReadAhead, read.call, offset, len, format_args!(""));
@@ -160,15 +160,16 @@ impl Vfs {
             plan,
         };
         let watches = self.watches.clone();
-        let job = FillJob { fill, source, buffer, pages, watches };
+        let job = FillJob { fill, source, buffer, seen, watches };
         self.engine.leave_to_data(move || job.run());
     }
 }
 
 impl FillJob {
     fn run(self) {
-        let Self { fill, source, mut buffer, pages, watches } = self;
+        let Self { fill, source, mut buffer, seen, watches } = self;
         let file = Arc::clone(&source.file);
+        let Some(pages) = source.file.data().ranges.try_lock(seen.0, seen.1) else { return };
         let counters = &file.root().counters;
         let range = fill.range();
         // Before anything is read.
@@ -284,6 +285,8 @@ mod tests {
 
     const FILE_BYTES: usize = (2 << 20) + 1000;
     const TRANSFER: usize = 47_008;
+    /// More than one client gets.
+    const DATA_THREADS: usize = 44;
 
     /// READs the file in sequence; whether the last one is answered from what was read ahead.
     async fn stream(vfs: &Vfs, file: &Arc<Inode>) -> bool {
@@ -329,5 +332,57 @@ mod tests {
         assert!(counters.value(Counter::DirectRefused) > 0);
         assert!(counters.value(Counter::ReadAheadBytes) >= FILE_BYTES as u64);
         assert!(is_ahead, "the chunk at the end is read again");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn chunks_that_wait_in_the_queue_of_a_client_hold_up_no_other_client() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("export/f");
+        std::fs::create_dir(dir.path().join("export")).unwrap();
+        std::fs::write(&path, vec![7; FILE_BYTES]).unwrap();
+        std::fs::File::open(&path).unwrap().sync_all().unwrap();
+        // Until its change time is not that of a change which may still go on.
+        tokio::time::sleep(Duration::from_millis(1200)).await;
+        let server = serve(dir.path()).await;
+        let file = open(&server, &path).await;
+        let (vfs, counters) = (&server.service().vfs, &file.root().counters);
+        let readable = Readable::of(vfs, &file).await;
+        let len = TRANSFER as u64;
+        let reads = [0, 1].map(|place| {
+            let range = ByteRange::between(place * len, (place + 1) * len);
+            readable.read(IoMode::DontCache, range)
+        });
+        let source = Source::DropBehind;
+        let ahead = |read| vfs.fetch_ahead(read, &source, true);
+        let device = vfs.engine.device(file.root().device());
+        let [busy, other] = [1, 2].map(|client| Share::new(&device, client));
+        // Opens what is read through.
+        busy.clone().run(ahead(&reads[0])).await;
+        let mut releases = Vec::new();
+        let entered = busy.enter();
+        for _ in 0..DATA_THREADS {
+            let (release, blocked) = std::sync::mpsc::channel::<()>();
+            assert!(vfs.engine.leave_to_data(move || assert!(blocked.recv().is_err())));
+            releases.push(release);
+        }
+        drop(entered);
+        let moment = Duration::from_millis(500);
+        let own = tokio::time::timeout(moment, busy.run(ahead(&reads[1]))).await;
+        if own.is_ok() {
+            drop(releases);
+            return skip_in_ci_too("nothing is read ahead here");
+        }
+        let patience = Duration::from_secs(20);
+        let others = other.run(async {
+            assert!(ahead(&reads[1]).await.is_none(), "the READ takes its data itself");
+            drop(file.ranges().unwrap().lock(reads[1].range, RangeUse::Cached).await);
+            drop(file.ranges().unwrap().lock(reads[1].range, RangeUse::Direct).await);
+        });
+        tokio::time::timeout(patience, others).await.expect("nothing is held in the queue");
+        assert_eq!(counters.value(Counter::ReadAheadBytes), 0);
+        drop(releases);
+        while counters.value(Counter::ReadAheadBytes) == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     }
 }

@@ -178,7 +178,7 @@ impl Vfs {
     async fn acquire_cached(&self, read: &Read<'_>, buffer: Buffer, had: usize) -> CachedRead {
         self.emit_vector(read);
         CachedRead {
-            pages: read.file.data().ranges.lock(read.range, RangeUse::Cached).await,
+            pages: self.pages_on_data_thread(read, read.range, RangeUse::Cached).await,
             file: Arc::clone(read.file),
             reader: Arc::clone(&read.reader),
             range: read.range,
@@ -193,7 +193,7 @@ impl Vfs {
         self.emit_vector(read);
         let buffer = self.take_buffer(read.len()).await?;
         Ok(CachedRead {
-            pages: read.file.data().ranges.lock(read.range, RangeUse::Cached).await,
+            pages: self.pages_on_data_thread(read, read.range, RangeUse::Cached).await,
             file: Arc::clone(read.file),
             reader,
             range: read.range,
@@ -224,8 +224,20 @@ impl Vfs {
         }
         let len = usize::try_from(widened.range().len()).expect("a transfer and two extras");
         let buffer = self.take_buffer(len).await?;
-        let pages = read.file.data().ranges.lock(widened.range(), RangeUse::Direct).await;
+        let pages = self.pages_on_data_thread(read, widened.range(), RangeUse::Direct).await;
         Ok(Some(DirectRead { direct, widened, buffer, pages }))
+    }
+
+    /// The right to pages, for a call that goes on on a data thread if it can: others do not wait
+    /// for pages whose holder waits in the queue of its client.
+    pub(super) async fn pages_on_data_thread(
+        &self,
+        read: &Read<'_>,
+        range: ByteRange,
+        range_use: RangeUse,
+    ) -> RangeGuard {
+        self.engine.ask_for_data_thread().await;
+        read.file.data().ranges.lock(range, range_use).await
     }
 
     /// Runs what blocks on the disk, moving the whole call to a data thread if it can.

@@ -64,13 +64,14 @@ impl Vfs {
     /// moves if it can. `None` if it is to be copied.
     async fn fill_in_turn(&self, read: &Read<'_>) -> Result<Option<Spliced>, Status> {
         let turn = self.read_turn(read).await;
-        let Some(mut pipe) = self.pipe(read) else { return Ok(None) };
         let has_waited = turn.as_ref().is_some_and(ReadTurn::has_waited);
         if has_waited && is_in_memory(read) == Some(true) {
+            let Some(mut pipe) = self.pipe(read) else { return Ok(None) };
             let filled = self.fill_here(read, &mut pipe).then(|| self.spliced(read, pipe));
             return Ok(filled.map(|data| Spliced { data, was_resident: false }));
         }
-        let pages = read.file.data().ranges.lock(read.range, RangeUse::Cached).await;
+        let pages = self.pages_on_data_thread(read, read.range, RangeUse::Cached).await;
+        let Some(mut pipe) = self.pipe(read) else { return Ok(None) };
         let (reader, range) = (Arc::clone(&read.reader), read.range);
         let filled = self
             .on_data_thread(read.file.root(), move || {
