@@ -34,13 +34,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, SetOnce};
+use tokio::sync::SetOnce;
 
 use crate::buffer_pool::Buffer;
 use crate::byte_range::ByteRange;
 use crate::change_watch::{ChangeWatch, ChangeWatches};
 use crate::engine::ClientId;
 use crate::streams::{CHUNK_BYTES, Streams};
+
+mod budget;
+
+use budget::Permit;
+pub use budget::ReadAheadBudget;
 
 /// The most chunks of one file: enough for all streams that are distinguished.
 const CHUNKS_MAX: usize = 72;
@@ -74,25 +79,6 @@ impl FileVersion {
     }
 }
 
-/// The memory that all read-ahead of a process may hold, in chunks.
-#[derive(Clone)]
-pub struct ReadAheadBudget(Arc<Semaphore>);
-
-impl ReadAheadBudget {
-    /// Room for as many whole chunks as `bytes` hold.
-    #[must_use]
-    pub fn new(bytes: usize) -> Self {
-        let chunk_bytes = usize::try_from(CHUNK_BYTES).expect("a chunk is a MiB");
-        Self(Arc::new(Semaphore::new(bytes / chunk_bytes)))
-    }
-}
-
-impl fmt::Debug for ReadAheadBudget {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadAheadBudget").field("free", &self.0.available_permits()).finish()
-    }
-}
-
 /// The streams through one file and the chunks read ahead for them.
 #[derive(Default)]
 pub struct ReadAhead {
@@ -117,11 +103,13 @@ pub struct Ahead {
     pub chunks: Vec<Arc<Chunk>>,
     /// Chunks to be read now, by the caller, in this order.
     pub fills: Vec<Fill>,
+    /// The budget had no room for a chunk.
+    pub lacks_room: bool,
 }
 
 impl ReadAhead {
-    /// Notes a read by a client of `range`, not empty, and returns the chunks that hold it and those to be read
-    /// ahead.
+    /// Notes a read by a client of `range`, not empty, and returns the chunks that hold it and
+    /// those to be read ahead.
     ///
     /// `version` is the file's current one. Without a `budget` nothing is read ahead, and the read
     /// is only noted.
@@ -137,6 +125,7 @@ impl ReadAhead {
         let stream = state.streams.note(range);
         let sequential = stream.is_sequential();
         let mut fills = Vec::new();
+        let mut lacks_room = false;
         if let (true, Some(budget)) = (sequential, budget) {
             let wanted = stream.wanted_ahead(range, version.size);
             let mut at = wanted.offset();
@@ -145,7 +134,11 @@ impl ReadAhead {
                 match state.begin((client, chunk), version, budget) {
                     Begun::Fill(fill) => fills.push(fill),
                     Begun::Known => {}
-                    Begun::NoRoom => break,
+                    Begun::TooMany => break,
+                    Begun::NoRoom => {
+                        lacks_room = true;
+                        break;
+                    }
                 }
                 at = chunk.end();
             }
@@ -154,7 +147,7 @@ impl ReadAhead {
         if !chunks.iter().all(|chunk| chunk.client == client || chunk.has_left_queue()) {
             chunks.clear();
         }
-        Ahead { sequential, chunks, fills }
+        Ahead { sequential, chunks, fills, lacks_room }
     }
 
     /// The chunks with all of `range` in them, if they are there; nothing is noted.
@@ -214,6 +207,8 @@ enum Begun {
     Fill(Fill),
     /// It is there or on its way.
     Known,
+    /// The file has as many as it may.
+    TooMany,
     NoRoom,
 }
 
@@ -229,9 +224,9 @@ impl State {
         }
         // No other chunk is dropped for it: its readers are on their way, and would read it again.
         if self.chunks.len() >= CHUNKS_MAX {
-            return Begun::NoRoom;
+            return Begun::TooMany;
         }
-        let Ok(permit) = Arc::clone(&budget.0).try_acquire_owned() else { return Begun::NoRoom };
+        let Some(permit) = budget.take(client) else { return Begun::NoRoom };
         let chunk = Arc::new(Chunk {
             client,
             range,
@@ -240,7 +235,7 @@ impl State {
             has_left_queue: AtomicBool::new(false),
             content: SetOnce::new(),
             served_bytes: AtomicU64::new(0),
-            _permit: permit,
+            permit,
         });
         self.chunks.push(Arc::clone(&chunk));
         Begun::Fill(Fill { chunk })
@@ -274,7 +269,7 @@ pub struct Chunk {
     /// `None` when it could not be had.
     content: SetOnce<Option<Content>>,
     served_bytes: AtomicU64,
-    _permit: OwnedSemaphorePermit,
+    permit: Permit,
 }
 
 struct Content {
@@ -301,6 +296,11 @@ impl Chunk {
     #[must_use]
     pub fn data_now(&self) -> Option<&[u8]> {
         self.content.get()?.as_ref().map(Content::as_slice)
+    }
+
+    /// Counts it from now on to a client that it is sent to, which may keep it for long.
+    pub fn count_to(&self, client: ClientId) {
+        self.permit.count_to(client);
     }
 
     /// Whether it is there, or waits for the disk alone.

@@ -138,6 +138,45 @@ async fn chunk_on_its_way_is_waited_for_by_its_client_and_once_it_is_read_by_all
     assert_eq!((chunks(1), chunks(2)), (1, 1));
 }
 
+#[test]
+fn a_client_that_keeps_all_it_gets_leaves_room_to_others() {
+    let budget = budget(8);
+    let files: Vec<_> = (0..5).map(|_| ReadAhead::default()).collect();
+    let mut kept = Vec::new();
+    for (file, place) in files.iter().flat_map(|file| (0..4).map(move |place| (file, place))) {
+        let ahead = file.note((1, range(place * MIB, MIB)), version(0), Some(&budget));
+        assert_eq!(ahead.lacks_room, place > 0 && kept.len() + ahead.fills.len() == 6);
+        kept.extend(ahead.fills);
+    }
+    assert_eq!(kept.len(), 6);
+    let other = ReadAhead::default();
+    let note = |place| other.note((2, range(place * MIB, MIB)), version(0), Some(&budget));
+    note(0);
+    let found = note(1);
+    assert_eq!((found.fills.len(), found.lacks_room), (2, true), "all that is left");
+}
+
+#[test]
+fn chunk_counts_to_the_client_that_it_is_sent_to() {
+    let (budget, ahead) = (budget(4), ReadAhead::default());
+    let found = start(&ahead, version(0), &budget);
+    assert_eq!(found.fills.len(), 3);
+    let others = || {
+        let other = ReadAhead::default();
+        other.note((2, range(0, MIB)), version(0), Some(&budget));
+        other.note((2, range(MIB, MIB)), version(0), Some(&budget)).fills.len()
+    };
+    assert_eq!(others(), 1);
+    ahead.lock().as_ref().unwrap().chunks.iter().for_each(|chunk| chunk.count_to(2));
+    assert_eq!(others(), 0, "it has its part");
+    let own = ReadAhead::default();
+    own.note((1, range(0, MIB)), version(0), Some(&budget));
+    assert_eq!(own.note((1, range(MIB, MIB)), version(0), Some(&budget)).fills.len(), 1);
+    drop((ahead, found, own));
+    assert_eq!(others(), 3);
+    assert!(budget.take(1).is_some(), "none counts to it");
+}
+
 #[tokio::test]
 async fn chunks_give_their_memory_back() {
     let (pool, budget, ahead) = (BufferPool::new(64 << 20), budget(3), ReadAhead::default());

@@ -145,6 +145,8 @@ counters! {
     ReadAheadAbandoned => "read_ahead_abandoned",
     /// Chunks that were not read ahead because the kernel refused a watch of the file.
     ReadAheadUnwatched => "read_ahead_unwatched",
+    /// Sequential READs that found no room for chunks to be read ahead.
+    ReadAheadWithoutRoom => "read_ahead_without_room",
     /// READs whose chunks were outdated by a change since.
     ReadAheadOutdated => "read_ahead_outdated",
     /// READs that were to go past the page cache and could not, because the file does no direct

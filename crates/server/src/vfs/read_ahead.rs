@@ -86,6 +86,9 @@ impl Vfs {
             read.version,
             pays.then_some(&self.read_ahead),
         );
+        if ahead.lacks_room {
+            read.file.root().counters.add(Counter::ReadAheadWithoutRoom, 1);
+        }
         if let Some(plan) = plan.filter(|_| !ahead.fills.is_empty()) {
             let plan = self.cheapest(read, plan).await;
             for fill in ahead.fills {
@@ -124,6 +127,7 @@ impl Vfs {
             part_of(read.range, chunk, chunk.data().await?)?;
             let start = read.range.offset() - chunk.range().offset();
             let start = usize::try_from(start).expect("inside a chunk");
+            chunk.count_to(Share::current_client());
             return Some(Payload::in_chunk(Arc::clone(chunk), start, read.len()));
         }
         if chunks.is_empty() {
