@@ -30,9 +30,11 @@ pub(crate) struct DataDescriptors {
     pub(crate) quiet: Option<Arc<OwnedFd>>,
     direct_read: Option<Arc<OwnedFd>>,
     direct_write: Option<Arc<OwnedFd>>,
-    /// Not given out any more, and closed when nothing uses them: three, and as many as READs in
+    /// Not given out any more, and closed when nothing uses them: four, and as many as READs in
     /// progress use.
     given_up: Vec<Arc<OwnedFd>>,
+    /// Of those, the ones that are being closed, which may wait for the disk.
+    closing: usize,
     /// The alignment of direct I/O, `Some(None)` where there is none, and `None` before it was
     /// read.
     align: Option<Option<DioAlign>>,
@@ -66,12 +68,12 @@ impl DataDescriptors {
     }
 
     /// Notes an open direct descriptor, unless another request was first; returns the one kept. One
-    /// for writing serves READs too, and closes that for reading.
+    /// for writing serves READs too, and gives up that for reading.
     pub(crate) fn keep_direct(&mut self, purpose: Use, fd: OwnedFd) -> Arc<OwnedFd> {
         let kept = match (purpose, &mut self.direct_write) {
             (Use::Read, None) => &mut self.direct_read,
             (_, writer) => {
-                self.direct_read = None;
+                self.given_up.extend(self.direct_read.take());
                 writer
             }
         };
@@ -90,10 +92,18 @@ impl DataDescriptors {
         !self.given_up.is_empty()
     }
 
-    /// Takes out those given up that nothing uses.
+    /// Takes out those given up that nothing uses, to be closed: [`Self::note_closed`].
     pub(super) fn take_unused(&mut self) -> Vec<Arc<OwnedFd>> {
         // None is given out any more.
-        self.given_up.extract_if(.., |fd| Arc::strong_count(fd) == 1).collect()
+        let is_unused = |fd: &mut Arc<OwnedFd>| Arc::strong_count(fd) == 1;
+        let unused: Vec<_> = self.given_up.extract_if(.., is_unused).collect();
+        self.closing += unused.len();
+        unused
+    }
+
+    /// So many of those that were taken out are closed.
+    pub(super) fn note_closed(&mut self, number: usize) {
+        self.closing -= number;
     }
 
     /// How many they are, without the object's first descriptor, which may be one of them. At most
@@ -101,7 +111,8 @@ impl DataDescriptors {
     pub(super) fn number_beside(&self, base: &Arc<OwnedFd>) -> usize {
         let all = [&self.read, &self.write, &self.quiet, &self.direct_read, &self.direct_write];
         let given_up = self.given_up.iter();
-        all.into_iter().flatten().chain(given_up).filter(|fd| !Arc::ptr_eq(fd, base)).count()
+        let open = all.into_iter().flatten().chain(given_up);
+        open.filter(|fd| !Arc::ptr_eq(fd, base)).count() + self.closing
     }
 
     /// The kernel refused a request that fits the alignment `used`, and now reports `align`. If

@@ -47,10 +47,11 @@ impl DescriptorCount {
 }
 
 impl Counted {
-    /// They are `number` now, if they were fewer.
-    pub(super) fn grow_to(&self, number: usize) {
-        let before = self.number.fetch_max(number, Ordering::SeqCst);
+    /// They are `number` now. Those who call this for one object do so one after the other.
+    pub(super) fn set(&self, number: usize) {
+        let before = self.number.swap(number, Ordering::SeqCst);
         self.open.fetch_add(number.saturating_sub(before), Ordering::SeqCst);
+        self.open.fetch_sub(before.saturating_sub(number), Ordering::SeqCst);
     }
 
     /// How many they are.
@@ -68,14 +69,17 @@ impl Drop for Counted {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
 
     #[test]
     fn each_descriptor_counts_until_it_is_closed() {
         let count = DescriptorCount::new(4);
         let object = count.room().unwrap();
-        object.grow_to(3);
-        object.grow_to(2);
+        object.set(4);
+        assert_eq!((object.number(), count.left()), (4, 0));
+        object.set(3);
         assert_eq!((object.number(), count.left()), (3, 1));
         let other = count.room().unwrap();
         assert!(count.room().is_none());
@@ -90,10 +94,14 @@ mod tests {
     fn threads_that_grow_one_object_count_its_descriptors_once() {
         let count = DescriptorCount::new(100);
         let object = count.room().unwrap();
+        let number = Mutex::new(1);
         std::thread::scope(|scope| {
-            for number in 1..=6 {
-                let object = &object;
-                scope.spawn(move || object.grow_to(number));
+            for _ in 1..6 {
+                scope.spawn(|| {
+                    let mut number = number.lock().unwrap();
+                    *number += 1;
+                    object.set(*number);
+                });
             }
         });
         assert_eq!(count.left(), 94);

@@ -191,12 +191,21 @@ impl Inode {
 
     /// Closes descriptors that were given up, unless READs or the window use them still: the
     /// threads of READs must not close them, for the last close of a file may wait for the disk.
-    async fn close_given_up(&self, engine: &Engine) {
+    async fn close_given_up(self: &Arc<Self>, engine: &Engine) {
         let Ok(data) = self.file() else { return };
         let unused = data.descriptors().take_unused();
-        if !unused.is_empty() {
-            engine.data(move || drop(unused)).await;
+        if unused.is_empty() {
+            return;
         }
+        let (file, number) = (Arc::clone(self), unused.len());
+        let close = move || {
+            drop(unused);
+            if let Ok(data) = file.file() {
+                data.descriptors().note_closed(number);
+                file.count_descriptors();
+            }
+        };
+        engine.data(close).await;
     }
 }
 
@@ -307,6 +316,7 @@ mod tests {
         let file = files.find(&export.file).unwrap();
         let data = file.file().unwrap();
         file.open_for_writing().unwrap();
+        assert_eq!(file.descriptors_open(), 2);
         let second = async |is_held_for_writing: bool| {
             files.find(&export.file).unwrap();
             for idle in files.tick() {
@@ -333,6 +343,8 @@ mod tests {
         assert!(!file.is_writable());
         assert!(!file.is_dirty());
         assert!(data.state.oldest_writer().is_none());
+        second(false).await;
+        assert_eq!(file.descriptors_open(), 1);
     }
 
     #[tokio::test]

@@ -169,14 +169,20 @@ impl Inode {
         self.base.as_fd()
     }
 
-    /// Counts the descriptors that it has now. To be called when one was opened.
+    /// Counts the descriptors that it has now. To be called when one was opened or closed.
     pub(super) fn count_descriptors(&self) {
-        let others = match &self.contents {
-            Contents::File(file) => file.descriptors().number_beside(&self.base),
-            Contents::Directory(directory) => usize::from(directory.reader.get().is_some()),
-            Contents::Other => 0,
-        };
-        self.counted.grow_to(1 + others);
+        match &self.contents {
+            Contents::File(file) => {
+                // Counted under their lock: an older number must not come last.
+                let descriptors = file.descriptors();
+                self.counted.set(1 + descriptors.number_beside(&self.base));
+            }
+            // Opened once and kept.
+            Contents::Directory(directory) if directory.reader.get().is_some() => {
+                self.counted.set(2);
+            }
+            Contents::Directory(_) | Contents::Other => {}
+        }
     }
 
     /// The descriptors that it has.
