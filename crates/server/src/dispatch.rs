@@ -313,10 +313,10 @@ async fn execute(
         }
         Operation::Portmap(_) | Operation::Rpcbind(_) => {
             credential(call)?;
-            let Programs::Portmapper { nfs_port } = peer.programs else {
+            let Programs::Portmapper(mapped) = peer.programs else {
                 return Err(Refusal::NotExecuted(AcceptStat::ProgUnavail));
             };
-            mapper::execute(nfs_port, row, call.arguments(), reply)?;
+            mapper::execute(&mapped, row, call.arguments(), reply)?;
             Ok(Handled::executed(None))
         }
     }

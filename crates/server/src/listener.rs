@@ -101,6 +101,7 @@ pub(crate) async fn accept(
         if let Some(Err(error)) = congestion.as_ref().map(|control| control.set(&stream, address)) {
             tracing::debug!(client = %address, %error, "cannot set the congestion control");
         }
+        let programs = stream.local_addr().map_or(programs, |called| programs.called_at(called));
         let service = Arc::clone(&service);
         let (thread, seat) = threads.seat(permit.activity.client());
         thread.spawn(connection::serve(service, programs, stream, (permit, seat), stop.clone()));

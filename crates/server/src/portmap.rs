@@ -4,19 +4,20 @@
 pub(crate) mod registration;
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use proto::oncrpc::{AcceptStat, ReplyHeader, decode_call, encode_success};
 use proto::portmap::{
     Address, Mapping, PORT, PROGRAM, PROTOCOL_TCP, PROTOCOL_UDP, PortmapProcedure, RpcbEntry,
-    RpcbindProcedure, VERSION_PORTMAP, VERSION_RPCBIND_3, VERSION_RPCBIND_4, universal_address,
+    RpcbindProcedure, VERSION_PORTMAP, VERSION_RPCBIND_3, VERSION_RPCBIND_4,
+    parse_universal_address, universal_address,
 };
 use proto::xdr::{Encode, Reader, Writer, decode_all, encode_list};
 use proto::{mount3, nfs3};
 use tokio::net::UdpSocket;
 
-use crate::procedures::{Operation, Procedure, Programs};
+use crate::procedures::{Mapped, Operation, Procedure, Programs};
 use crate::request::Refusal;
 
 /// The longest datagram that can be a call of the portmapper.
@@ -25,16 +26,47 @@ const DATAGRAM_BYTES_MAX: usize = 4096;
 const PROGRAMS: [(u32, u32); 2] =
     [(nfs3::PROGRAM, nfs3::VERSION), (mount3::PROGRAM, mount3::VERSION)];
 
+/// A transport (RFC 5665 §5.1) on which clients look for a program.
+struct Transport {
+    netid: &'static [u8],
+    protocol: u32,
+    /// The wildcard of its family.
+    anywhere: IpAddr,
+}
+
+const TRANSPORTS: [Transport; 4] = {
+    let v4 = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+    let v6 = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+    [
+        Transport { netid: b"tcp", protocol: PROTOCOL_TCP, anywhere: v4 },
+        Transport { netid: b"udp", protocol: PROTOCOL_UDP, anywhere: v4 },
+        Transport { netid: b"tcp6", protocol: PROTOCOL_TCP, anywhere: v6 },
+        Transport { netid: b"udp6", protocol: PROTOCOL_UDP, anywhere: v6 },
+    ]
+};
+
+impl Transport {
+    /// Whether a socket that listens on `address` takes connections of the family.
+    fn reaches(&self, address: IpAddr) -> bool {
+        address == Ipv6Addr::UNSPECIFIED || self.has(address)
+    }
+
+    /// Whether `address` is of the family.
+    fn has(&self, address: IpAddr) -> bool {
+        self.anywhere.is_ipv4() == address.to_canonical().is_ipv4()
+    }
+}
+
 /// Answers a call, writing the results behind the reply header.
 pub(crate) fn execute(
-    nfs_port: u16,
+    mapped: &Mapped,
     procedure: &Procedure,
     args: &[u8],
     reply: &mut Writer,
 ) -> Result<(), Refusal> {
     match procedure.operation {
-        Operation::Portmap(procedure) => execute_portmap(nfs_port, procedure, args, reply),
-        Operation::Rpcbind(procedure) => execute_rpcbind(nfs_port, procedure, args, reply),
+        Operation::Portmap(procedure) => execute_portmap(mapped.nfs.port(), procedure, args, reply),
+        Operation::Rpcbind(procedure) => execute_rpcbind(mapped, procedure, args, reply),
         Operation::Nfs3(_) | Operation::Nfs4(_) | Operation::Mount3(_) => {
             Err(Refusal::NotExecuted(AcceptStat::ProgUnavail))
         }
@@ -69,7 +101,7 @@ fn execute_portmap(
 }
 
 fn execute_rpcbind(
-    nfs_port: u16,
+    mapped: &Mapped,
     procedure: RpcbindProcedure,
     args: &[u8],
     reply: &mut Writer,
@@ -77,13 +109,19 @@ fn execute_rpcbind(
     match procedure {
         RpcbindProcedure::Null => Reader::new(args).finish()?,
         RpcbindProcedure::Getaddr | RpcbindProcedure::Getversaddr => {
-            getaddr(nfs_port, args, reply)?;
+            getaddr(mapped, args, reply)?;
         }
         RpcbindProcedure::Dump => {
             Reader::new(args).finish()?;
-            dump_rpcbind(nfs_port, reply);
+            dump_rpcbind(mapped, reply);
         }
         RpcbindProcedure::Set | RpcbindProcedure::Unset => {
+            decode_all::<RpcbEntry<'_>>(args)?;
+            reply.bool(false);
+        }
+        // The addresses of all transports may be longer than the call. Clients that get none of
+        // theirs ask for it by GETADDR; after PROC_UNAVAIL some give up.
+        RpcbindProcedure::Getaddrlist => {
             decode_all::<RpcbEntry<'_>>(args)?;
             reply.bool(false);
         }
@@ -96,40 +134,46 @@ fn execute_rpcbind(
         | RpcbindProcedure::Uaddr2taddr
         | RpcbindProcedure::Taddr2uaddr
         | RpcbindProcedure::Indirect
-        | RpcbindProcedure::Getaddrlist
         | RpcbindProcedure::Getstat => return Err(Refusal::NotExecuted(AcceptStat::ProcUnavail)),
     }
     Ok(())
 }
 
-/// GETADDR answers with the unspecified address: clients keep the one they asked and take the port.
-fn getaddr(nfs_port: u16, args: &[u8], reply: &mut Writer) -> Result<(), Refusal> {
+/// GETADDR. The host is of the netid's family: clients on other systems than Linux connect to it,
+/// or refuse it. It is the one to which the client has sent its call, as far as that is known.
+fn getaddr(mapped: &Mapped, args: &[u8], reply: &mut Writer) -> Result<(), Refusal> {
     let asked: RpcbEntry<'_> = decode_all(args)?;
-    let protocol = match asked.netid {
-        b"tcp" | b"tcp6" => PROTOCOL_TCP,
-        b"udp" | b"udp6" => PROTOCOL_UDP,
-        _ => 0,
-    };
-    let address =
-        find(nfs_port, asked.program, asked.version, protocol).map_or_else(String::new, anywhere);
-    Address { address: address.as_bytes() }.encode(reply);
+    let address = served(mapped).find(|transport| transport.netid == asked.netid);
+    let address = address.and_then(|transport| {
+        let port = find(mapped.nfs.port(), asked.program, asked.version, transport.protocol)?;
+        let called = parse_universal_address(asked.address).map(|address| address.ip());
+        let known = called.into_iter().chain([mapped.called]);
+        let mut known = known.map(|host| host.to_canonical());
+        let host = known.find(|host| transport.has(*host) && !host.is_unspecified());
+        Some(universal_address(SocketAddr::new(host.unwrap_or(transport.anywhere), port)))
+    });
+    Address { address: address.unwrap_or_default().as_bytes() }.encode(reply);
     Ok(())
 }
 
-fn dump_rpcbind(nfs_port: u16, reply: &mut Writer) {
-    for mapping in mappings(nfs_port) {
-        let netid: &[u8] = if mapping.protocol == PROTOCOL_UDP { b"udp" } else { b"tcp" };
-        let address = anywhere(u16::try_from(mapping.port).expect("made from a port"));
-        let (program, version) = (mapping.program, mapping.version);
-        reply.bool(true);
-        RpcbEntry { program, version, netid, address: address.as_bytes(), owner: b"superuser" }
-            .encode(reply);
+fn dump_rpcbind(mapped: &Mapped, reply: &mut Writer) {
+    for mapping in mappings(mapped.nfs.port()) {
+        let port = u16::try_from(mapping.port).expect("made from a port");
+        let (program, version, owner) = (mapping.program, mapping.version, b"superuser");
+        for transport in served(mapped).filter(|served| served.protocol == mapping.protocol) {
+            let address = universal_address(SocketAddr::new(transport.anywhere, port));
+            let (netid, address) = (transport.netid, address.as_bytes());
+            reply.bool(true);
+            RpcbEntry { program, version, netid, address, owner }.encode(reply);
+        }
     }
     reply.bool(false);
 }
 
-fn anywhere(port: u16) -> String {
-    universal_address(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)))
+/// The transports of the families that the listening address takes.
+fn served(mapped: &Mapped) -> impl Iterator<Item = &'static Transport> {
+    let listen = mapped.nfs.ip();
+    TRANSPORTS.iter().filter(move |transport| transport.reaches(listen))
 }
 
 fn mappings(nfs_port: u16) -> impl Iterator<Item = Mapping> {
@@ -160,7 +204,7 @@ fn find(nfs_port: u16, program: u32, version: u32, protocol: u32) -> Option<u16>
 }
 
 /// Answers datagrams until the socket fails.
-pub(crate) async fn serve_datagrams(socket: std::net::UdpSocket, nfs_port: u16) {
+pub(crate) async fn serve_datagrams(socket: std::net::UdpSocket, mapped: Mapped) {
     let socket = match UdpSocket::from_std(socket) {
         Ok(socket) => socket,
         Err(error) => return tracing::error!(%error, "cannot use the portmapper's socket"),
@@ -173,7 +217,7 @@ pub(crate) async fn serve_datagrams(socket: std::net::UdpSocket, nfs_port: u16) 
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
             Err(error) => return tracing::error!(%error, "the portmapper's socket failed"),
         };
-        if let Some(reply) = answer_datagram(&datagram[..len], nfs_port) {
+        if let Some(reply) = answer_datagram(&datagram[..len], mapped) {
             // A lost answer is asked for again.
             drop(socket.send_to(&reply, from).await);
         }
@@ -188,20 +232,22 @@ fn is_served_by_datagrams(operation: Operation) -> bool {
     matches!(
         operation,
         Operation::Portmap(Portmap::Null | Portmap::Getport)
-            | Operation::Rpcbind(Rpcbind::Null | Rpcbind::Getaddr | Rpcbind::Getversaddr)
+            | Operation::Rpcbind(
+                Rpcbind::Null | Rpcbind::Getaddr | Rpcbind::Getversaddr | Rpcbind::Getaddrlist
+            )
     )
 }
 
-fn answer_datagram(datagram: &[u8], nfs_port: u16) -> Option<Vec<u8>> {
+fn answer_datagram(datagram: &[u8], mapped: Mapped) -> Option<Vec<u8>> {
     let mut args = Reader::new(datagram);
     let call = decode_call(&mut args).ok()?;
-    let programs = Programs::Portmapper { nfs_port };
+    let programs = Programs::Portmapper(mapped);
     let stat = match programs.find(call.program, call.version, call.procedure) {
         Ok(procedure) if !is_served_by_datagrams(procedure.operation) => AcceptStat::ProcUnavail,
         Ok(procedure) => {
             let mut reply = Writer::with_capacity(512);
             encode_success(&mut reply, call.xid);
-            match execute(nfs_port, procedure, &datagram[args.position()..], &mut reply) {
+            match execute(&mapped, procedure, &datagram[args.position()..], &mut reply) {
                 Ok(()) => return Some(reply.into_vec()),
                 Err(Refusal::NotExecuted(stat)) => stat,
                 Err(Refusal::Denied(_)) => return None,
@@ -217,6 +263,7 @@ fn answer_datagram(datagram: &[u8], nfs_port: u16) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use proto::oncrpc::{CallHeader, Credential};
+    use proto::portmap::RpcbEntryList;
 
     use super::*;
 
@@ -234,19 +281,31 @@ mod tests {
     }
 
     fn answer(call: &[u8]) -> Vec<u8> {
-        answer_datagram(call, NFS_PORT).unwrap()
+        let (nfs, called) = ((Ipv6Addr::UNSPECIFIED, NFS_PORT).into(), unknown());
+        answer_datagram(call, Mapped { nfs, called }).unwrap()
+    }
+
+    fn unknown() -> IpAddr {
+        Ipv4Addr::UNSPECIFIED.into()
+    }
+
+    fn entry<'a>(netid: &'a [u8], address: &'a [u8]) -> RpcbEntry<'a> {
+        RpcbEntry { program: NFS.program, version: NFS.version, netid, address, owner: b"" }
     }
 
     #[test]
     fn no_datagram_is_answered_by_a_longer_one() {
-        let (program, version) = (NFS.program, NFS.version);
-        let entry = RpcbEntry { program, version, netid: b"tcp", address: b"", owner: b"" };
+        let entries = [
+            entry(b"tcp", b""),
+            entry(b"tcp6", b""),
+            entry(b"tcp6", b"2001:db8::1.0.1"),
+            entry(b"udp6", b"1:2:3:4:5:6:7:8.0.1"),
+        ];
         for version in 0..6 {
             for procedure in 0..14 {
-                let without = call(version, procedure, &());
-                let (mapping, entry) =
-                    (call(version, procedure, &NFS), call(version, procedure, &entry));
-                for call in [without, mapping, entry] {
+                let entries = entries.iter().map(|entry| call(version, procedure, entry));
+                let others = [call(version, procedure, &()), call(version, procedure, &NFS)];
+                for call in entries.chain(others) {
                     assert!(answer(&call).len() <= call.len(), "{version}: {procedure}");
                 }
             }
@@ -263,5 +322,63 @@ mod tests {
         }
         let getport = call(VERSION_PORTMAP, PortmapProcedure::Getport.code(), &NFS);
         assert!(answer(&getport).ends_with(&u32::from(NFS_PORT).to_be_bytes()));
+    }
+
+    #[test]
+    fn getaddr_answers_in_the_family_of_the_netid_with_the_address_that_was_called() {
+        let wildcard: SocketAddr = "[::]:2049".parse().unwrap();
+        let v4: SocketAddr = "192.0.2.1:2049".parse().unwrap();
+        let v6: SocketAddr = "[2001:db8::1]:2049".parse().unwrap();
+        let (of_v4, of_v6) = ("::ffff:192.0.2.1", "2001:db8::1");
+        let table = [
+            (wildcard, of_v6, "tcp6", "2001:db8::7.0.111", "2001:db8::7.8.1"),
+            (wildcard, of_v6, "tcp6", "", "2001:db8::1.8.1"),
+            (wildcard, of_v6, "tcp6", "::.0.111", "2001:db8::1.8.1"),
+            (wildcard, of_v6, "tcp6", "192.0.2.7.0.111", "2001:db8::1.8.1"),
+            (wildcard, of_v4, "tcp6", "", "::.8.1"),
+            (wildcard, of_v4, "tcp", "192.0.2.7.0.111", "192.0.2.7.8.1"),
+            (wildcard, of_v4, "tcp", "", "192.0.2.1.8.1"),
+            (wildcard, of_v6, "tcp", "", "0.0.0.0.8.1"),
+            (wildcard, of_v6, "udp6", "", ""),
+            (v4, of_v4, "tcp", "not an address", "192.0.2.1.8.1"),
+            (v4, of_v4, "tcp6", "2001:db8::7.0.111", ""),
+            (v6, of_v6, "tcp6", "", "2001:db8::1.8.1"),
+            (v6, of_v6, "tcp", "", ""),
+        ];
+        for (nfs, called, netid, asked, expected) in table {
+            let mapped = Mapped { nfs, called: called.parse().unwrap() };
+            let (mut args, mut reply, mut answer) = (Writer::new(), Writer::new(), Writer::new());
+            entry(netid.as_bytes(), asked.as_bytes()).encode(&mut args);
+            assert!(getaddr(&mapped, args.as_slice(), &mut reply).is_ok());
+            Address { address: expected.as_bytes() }.encode(&mut answer);
+            assert_eq!(reply.as_slice(), answer.as_slice(), "{nfs} {called} {netid} {asked}");
+        }
+    }
+
+    #[test]
+    fn dump_lists_the_netids_of_the_families_that_are_served() {
+        let netids_of_nfs = |nfs: &str| {
+            let mapped = Mapped { nfs: nfs.parse().unwrap(), called: unknown() };
+            let mut reply = Writer::new();
+            dump_rpcbind(&mapped, &mut reply);
+            let entries: RpcbEntryList<'_> = decode_all(reply.as_slice()).unwrap();
+            let of_nfs = entries.iter().filter(|entry| entry.program == NFS.program);
+            of_nfs.map(|entry| (entry.netid.to_vec(), entry.address.to_vec())).collect::<Vec<_>>()
+        };
+        let v4 = (b"tcp".to_vec(), b"0.0.0.0.8.1".to_vec());
+        let v6 = (b"tcp6".to_vec(), b"::.8.1".to_vec());
+        assert_eq!(netids_of_nfs("0.0.0.0:2049"), std::slice::from_ref(&v4));
+        assert_eq!(netids_of_nfs("[2001:db8::1]:2049"), std::slice::from_ref(&v6));
+        assert_eq!(netids_of_nfs("[::]:2049"), [v4, v6]);
+    }
+
+    #[test]
+    fn getaddrlist_over_udp_is_answered_with_an_empty_list() {
+        let mut empty = Writer::new();
+        encode_success(&mut empty, 7);
+        empty.bool(false);
+        let code = RpcbindProcedure::Getaddrlist.code();
+        let asked = call(VERSION_RPCBIND_4, code, &entry(b"tcp6", b"::1.0.111"));
+        assert_eq!(answer(&asked), empty.into_vec());
     }
 }

@@ -1,6 +1,8 @@
 //! The procedures that are served: one table of what the server has to know of a procedure before
 //! it runs.
 
+use std::net::{IpAddr, SocketAddr};
+
 use proto::mount3;
 use proto::nfs3;
 use proto::nfs4;
@@ -17,24 +19,38 @@ use crate::export::Purpose;
 pub(crate) enum Programs {
     /// NFS, and MOUNT with version 3.
     Files(NfsVersions),
-    /// The portmapper, which maps NFS and MOUNT to this port.
-    Portmapper {
-        /// The port of the files.
-        nfs_port: u16,
-    },
+    /// The portmapper.
+    Portmapper(Mapped),
+}
+
+/// What a portmapper answers for: NFS and MOUNT on its own listening address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mapped {
+    /// Where the files are. The host is the listening address, which may be a wildcard.
+    pub(crate) nfs: SocketAddr,
+    /// The address that the client has called; a wildcard where it is not known.
+    pub(crate) called: IpAddr,
 }
 
 impl Programs {
     fn versions(self) -> impl Iterator<Item = &'static ProgramVersion> {
         let (versions, served): (&[ProgramVersion], _) = match self {
             Self::Files(served) => (&FILES, Some(served)),
-            Self::Portmapper { .. } => (&PORTMAPPER, None),
+            Self::Portmapper(_) => (&PORTMAPPER, None),
         };
         versions.iter().filter(move |version| match (served, version.version) {
             (Some(served), nfs4::VERSION) => served.serves_v4(),
             (Some(served), _) => served.v3,
             (None, _) => true,
         })
+    }
+
+    /// The programs for a connection to an address of this machine.
+    pub(crate) fn called_at(self, address: SocketAddr) -> Self {
+        match self {
+            Self::Portmapper(mapped) => Self::Portmapper(Mapped { called: address.ip(), ..mapped }),
+            Self::Files(versions) => Self::Files(versions),
+        }
     }
 
     /// The row of a procedure.
@@ -348,10 +364,14 @@ impl Procedure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::Ipv4Addr;
 
     const FILES_3: Programs = Programs::Files(NfsVersions::V3);
     const FILES_4: Programs = Programs::Files(NfsVersions { v3: false, v4_1: true, v4_2: false });
-    const ON_PORT_111: Programs = Programs::Portmapper { nfs_port: 2049 };
+    const ON_PORT_111: Programs = Programs::Portmapper(Mapped {
+        nfs: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 2049),
+        called: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+    });
 
     fn rows() -> impl Iterator<Item = (&'static ProgramVersion, &'static Procedure)> {
         let versions = FILES.iter().chain(&PORTMAPPER);

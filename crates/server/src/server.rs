@@ -17,7 +17,7 @@ use crate::counters::{Counter, Counters};
 use crate::export::{ExportError, ExportTable, Exports, HandleKey, HandleKeyError};
 use crate::network_threads::NetworkThreads;
 use crate::portmap::registration::{self, RPCBIND};
-use crate::procedures::Programs;
+use crate::procedures::{Mapped, Programs};
 use crate::recovery::{self, Recovery};
 use crate::report::{Monitor, MonitorFacts, figures};
 use crate::service::Service;
@@ -186,19 +186,20 @@ impl Server {
     /// Answers on port 111, or registers with the rpcbind that has it.
     async fn start_portmap(&mut self) -> Result<(), StartError> {
         let Some(first) = self.local_addrs.first() else { return Ok(()) };
-        let (nfs_port, address) = (first.port(), SocketAddr::new(first.ip(), PORT));
+        let (nfs, address) = (*first, SocketAddr::new(first.ip(), PORT));
         match TcpListener::bind(address) {
             Ok(listener) => {
                 listener.set_nonblocking(true).map_err(StartError::Portmap)?;
                 let socket = UdpSocket::bind(address).map_err(StartError::Portmap)?;
                 socket.set_nonblocking(true).map_err(StartError::Portmap)?;
-                let answering = portmap::serve_datagrams(socket, nfs_port);
+                let mapped = Mapped { nfs, called: Ipv6Addr::UNSPECIFIED.into() };
+                let answering = portmap::serve_datagrams(socket, mapped);
                 self.tasks.push(self.threads.next().spawn(answering));
-                self.accept(Programs::Portmapper { nfs_port }, listener);
+                self.accept(Programs::Portmapper(mapped), listener);
             }
             Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
-                registration::register(RPCBIND, nfs_port).await.map_err(StartError::Portmap)?;
-                self.registered_port = Some(nfs_port);
+                registration::register(RPCBIND, nfs.port()).await.map_err(StartError::Portmap)?;
+                self.registered_port = Some(nfs.port());
             }
             Err(error) => return Err(StartError::Portmap(error)),
         }
@@ -574,7 +575,8 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         listener.set_nonblocking(true).unwrap();
-        server.accept(Programs::Portmapper { nfs_port: 2049 }, listener);
+        let mapped = Mapped { nfs: (Ipv4Addr::LOCALHOST, 2049).into(), called: address.ip() };
+        server.accept(Programs::Portmapper(mapped), listener);
         let program = (mapper::PROGRAM, mapper::VERSION_PORTMAP);
         let procedure = mapper::PortmapProcedure::Getport.code();
         let arguments = [nfs3::PROGRAM, nfs3::VERSION, mapper::PROTOCOL_TCP, 0];

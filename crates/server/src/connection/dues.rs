@@ -42,7 +42,7 @@ impl Dues {
     /// yet. The portmapper has none.
     pub(super) fn of(service: &Service, programs: Programs, client: ClientId) -> Self {
         let (dues, now, exports) = (Self::default(), Moment::now(), service.exports.load());
-        if matches!(programs, Programs::Portmapper { .. }) {
+        if matches!(programs, Programs::Portmapper(_)) {
             return dues;
         }
         for export in exports.table.iter().filter(|export| export.limits.are_set()) {
