@@ -210,13 +210,17 @@ impl Recorder {
     /// Records how a call ended, unless its record is gone.
     pub(crate) fn end(&self, id: RecordId, status: u32, queue_ns: u64, latency_ns: u64) {
         let Some(record) = self.record(id) else { return };
-        let state = record.state.load(Ordering::Relaxed);
-        let is_own = state >> NUMBER_AT == id.number() && state & IS_BEING_WRITTEN == 0;
-        let writing = state | IS_BEING_WRITTEN;
-        // Only another call changes it now: the events of this one are over.
-        if !is_own || !record.replace(state, writing) {
-            return;
-        }
+        // A thread for which the call does not wait may note an event of it meanwhile.
+        let state = loop {
+            let state = record.state.load(Ordering::Relaxed);
+            let is_own = state >> NUMBER_AT == id.number() && state & IS_BEING_WRITTEN == 0;
+            if !is_own {
+                return;
+            }
+            if record.replace(state, state | IS_BEING_WRITTEN) {
+                break state;
+            }
+        };
         let (times, range) = (&record.words[1], &record.words[6]);
         times.store(microseconds(queue_ns) << 32 | microseconds(latency_ns), Ordering::Relaxed);
         range.store(range.load(Ordering::Relaxed) | u64::from(status), Ordering::Relaxed);
@@ -383,6 +387,23 @@ mod tests {
         );
         recorder.end(others[0], 0, 0, 0);
         assert_eq!(recorder.calls().iter().filter(|call| call.end.is_some()).count(), 1);
+    }
+
+    #[test]
+    fn a_call_ends_while_another_thread_notes_its_events() {
+        let recorder = Recorder::default();
+        for round in 0..200 {
+            let ids: Vec<_> = (0..RECORDS).map(|_| recorder.begin(&begun(round, b""))).collect();
+            std::thread::scope(|scope| {
+                for event in [Event::ReadAhead, Event::ReadDirect] {
+                    let (recorder, ids) = (&recorder, &ids);
+                    scope.spawn(move || ids.iter().for_each(|id| recorder.note(*id, event)));
+                }
+                ids.iter().for_each(|id| recorder.end(*id, 0, 0, 0));
+            });
+            let in_progress = recorder.calls().into_iter().filter(|call| call.end.is_none());
+            assert_eq!(in_progress.count(), 0, "in round {round}");
+        }
     }
 
     #[test]
