@@ -56,7 +56,8 @@ pub(crate) fn denied(service: &Service, xid: u32, client: SocketAddr, received: 
     let latency_ns = Moment::now().nanoseconds_since(received);
     recorder.end(record, status, 0, latency_ns);
     let (client, record) = (client.ip().to_canonical(), RecordId::NONE);
-    let id = CallId { xid, fh_hash: 0, export_id: None, client, received, record };
+    let outlasts = false;
+    let id = CallId { xid, fh_hash: 0, export_id: None, client, received, record, outlasts };
     let end = CallEnd { status, name: Outcome::Denied.name(), queue_us: 0 };
     for (event, end) in [(Event::CallStart, None), (Event::CallDone, Some(end))] {
         let detail = Detail::Call { program: "-", procedure: "-", end };
@@ -78,6 +79,7 @@ fn report(traced: Traced<'_>, event: Event, end: Option<(u32, u64)>) {
         received,
         // The recorder has the whole call without them.
         record: RecordId::NONE,
+        outlasts: false,
     };
     let row = call.procedure.ok();
     let procedure = operation.map(|operation| operation.name()).or(row.map(|row| row.name));

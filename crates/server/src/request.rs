@@ -80,6 +80,7 @@ impl Request<'_> {
             client: self.peer.address.ip().to_canonical(),
             received: self.received,
             record: self.record,
+            outlasts: false,
         }
     }
 }

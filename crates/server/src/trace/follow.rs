@@ -158,6 +158,10 @@ impl Feed {
         if !self.events.contains(happened.event) || !self.filter.admits(happened.call) {
             return;
         }
+        // Its time since the call's last byte is not the call's.
+        if happened.call.outlasts && !self.filter.latency_min.is_zero() {
+            return;
+        }
         let is_slow = happened.latency >= self.filter.latency_min;
         let has_room = |queue: &Queue| {
             if is_slow { queue.events.len() < QUEUE_MAX } else { queue.held.len() < QUEUE_MAX }
@@ -250,6 +254,7 @@ impl Drop for Follower {
 
 #[cfg(test)]
 mod tests {
+    use super::super::recorder::Begun;
     use super::*;
 
     fn tracer() -> Arc<Tracer> {
@@ -331,6 +336,32 @@ mod tests {
         let got: Vec<_> = events.iter().map(|event| (event.event, event.call.xid)).collect();
         assert_eq!(got, [(Event::ReadStart, 2), (Event::ReadDone, 2)]);
         assert_eq!((lost, follower.feed.lock().held.len()), (0, 1));
+    }
+
+    #[test]
+    fn work_that_outlasts_a_quick_call_is_not_shown_as_slow() {
+        let tracer = tracer();
+        let latency_min = Duration::from_millis(1);
+        let follow = |filter| tracer.follow(Event::ReadAhead.into(), filter).unwrap();
+        let of_slow = follow(Filter { latency_min, ..Filter::default() });
+        let of_all = follow(Filter::default());
+        let record = tracer.recorder.begin(&a_call());
+        let call = CallId { record, ..CallId::local(1, 0) };
+        tracer.end(call.key(), Duration::ZERO);
+        let read_ahead =
+            || tracer.emit(Event::ReadAhead, call.outlasting(), 0, 1, format_args!(""));
+        read_ahead();
+        std::thread::sleep(2 * latency_min);
+        read_ahead();
+        assert_eq!(of_slow.feed.take().0.len(), 0);
+        assert_eq!(of_all.feed.take().0.len(), 2);
+        assert_eq!(tracer.recorder.calls()[0].events, []);
+    }
+
+    fn a_call() -> Begun<'static> {
+        let client = (std::net::Ipv4Addr::LOCALHOST, 700).into();
+        let (received, handle) = (Moment::now(), &[][..]);
+        Begun { received, client, xid: 1, operation: None, handle, offset: 0, len: 0 }
     }
 
     #[tokio::test]

@@ -220,6 +220,8 @@ pub(crate) struct CallId {
     /// When its last byte was there.
     pub(crate) received: Moment,
     pub(crate) record: RecordId,
+    /// Whether the work may outlast the call: it is no part of the call's record and latency.
+    pub(crate) outlasts: bool,
 }
 
 /// One call, as no other has all of it.
@@ -235,12 +237,17 @@ impl CallId {
         CallKey { xid: self.xid, client: self.client, received: self.received }
     }
 
+    /// For work that the call has caused and does not wait for.
+    pub(crate) fn outlasting(self) -> Self {
+        Self { record: RecordId::NONE, outlasts: true, ..self }
+    }
+
     /// A call of no client.
     #[cfg(test)]
     pub(crate) fn local(xid: u32, fh_hash: u32) -> Self {
         let client = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
         let (received, record) = (Moment::now(), RecordId::NONE);
-        Self { xid, fh_hash, export_id: None, client, received, record }
+        Self { xid, fh_hash, export_id: None, client, received, record, outlasts: false }
     }
 }
 

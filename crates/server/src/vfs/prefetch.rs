@@ -81,7 +81,7 @@ impl Vfs {
         let Some(permit) = self.prefetch_runs.begin(whose) else { return };
         // The READs' own description: for each, the kernel keeps how far it has read ahead.
         let (file, reader) = (read.file.clone(), Arc::clone(&read.reader));
-        let (tracer, call) = (Arc::clone(&self.tracer), read.call);
+        let (tracer, call) = (Arc::clone(&self.tracer), read.call.outlasting());
         self.engine.leave_to_data(move || {
             perform(&file, reader.as_fd(), run, &tracer, call);
             drop(permit);
