@@ -49,11 +49,11 @@ figures! {
     WindowFiles => "window_files" Gauge,
     /// WRITEs through the window that came behind data further on in the file.
     WindowOutOfOrderWrites => "window_out_of_order_writes" Counter,
-    /// Of these, WRITEs that met that data before it went to the disk.
+    /// WRITEs through the window that met data further on in the file before it went to the disk.
     WindowWritesPutInOrder => "window_writes_put_in_order" Counter,
     /// Ranges whose write-back was begun, each in one piece.
     WindowRuns => "window_runs" Counter,
-    /// Bytes of these ranges.
+    /// Bytes of the ranges whose write-back was begun.
     WindowWrittenBackBytes => "window_written_back_bytes" Counter,
     /// Bytes dropped from the page cache when they were clean.
     WindowDroppedBytes => "window_dropped_bytes" Counter,

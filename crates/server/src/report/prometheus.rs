@@ -21,7 +21,10 @@ const FAMILIES: [(&str, &str); 12] = [
     ("client_received_bytes_total", "Bytes of the calls of a client address."),
     ("client_sent_bytes_total", "Bytes of the replies to a client address."),
     ("io_bytes_total", "Bytes of READ and WRITE by I/O path."),
-    ("operation_duration_seconds", "Time of operations, from the call's last byte to the result."),
+    (
+        "operation_duration_seconds",
+        "Time of operations, from the call's last byte (nfs4: its own start) to the result.",
+    ),
     ("operations_total", "Operations performed, by their status."),
     ("phase_duration_seconds", "Time of parts of the work on calls."),
     ("read_choices_total", "READs by the source of their data, and the reason for the choice."),
