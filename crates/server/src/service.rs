@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread::available_parallelism;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
 use io::{Buffer, BufferPool, BufferTooLarge, Engine, EngineConfig, Share, WriteBehindConfig};
@@ -89,6 +89,8 @@ pub(crate) struct Service {
     was_in_grace: AtomicBool,
     /// The clock of `state`.
     started: Instant,
+    /// Distinguishes this server from those before it, in samples.
+    pub(crate) start_ns: u64,
     /// Whether threads can act as the users that clients name.
     assumes_users: bool,
     /// The runtime whose timers calls use on threads that have none.
@@ -160,12 +162,11 @@ impl Service {
             metadata_threads: config.metadata_threads(),
             queue_max: QUEUE_MAX,
         }));
-        let buffers = BufferPool::new(memory.pool_bytes);
         let (calls_max, tracer) = (memory.connection_calls_max, Arc::new(Tracer::default()));
         let (recovery, recovered) = recovery.unzip();
         let state = Arc::new(nfs4::new_state(recovered.unwrap_or_default(), limits)?);
         let held_files = Arc::new(HeldFiles::new(limits.lock_owners_max));
-        let timers = Handle::current();
+        let (timers, buffers) = (Handle::current(), BufferPool::new(memory.pool_bytes));
         let settlement = Settlement::new(&state, &held_files, recovery, &engine, timers.clone());
         tracer.set(config.trace());
         let vfs = Vfs::new(
@@ -202,6 +203,7 @@ impl Service {
             settlement,
             callbacks: Arc::default(),
             started: Instant::now(),
+            start_ns: wall_clock_ns(),
             assumes_users: can_assume_users(),
             timers,
         })
@@ -256,4 +258,10 @@ impl Service {
         }
         changes
     }
+}
+
+/// Nanoseconds since 1970.
+fn wall_clock_ns() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }

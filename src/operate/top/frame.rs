@@ -296,6 +296,7 @@ mod tests {
         let queue = PhaseSample { name: "queue".to_owned(), ..PhaseSample::default() };
         let work = Sample {
             uptime_us: 2_000_000,
+            start_ns: 0,
             figures: BTreeMap::from([("calls".to_owned(), 5000)]),
             exports: (0..exports).map(export).chain([ExportSample::default()]).collect(),
             clients: (0..clients).map(client).chain([ClientSample::default()]).collect(),

@@ -16,6 +16,10 @@ use crate::service::Service;
 pub struct Sample {
     /// Microseconds since the start.
     pub uptime_us: u64,
+    /// When the server was started, in nanoseconds since 1970: no two servers have the same. 0 from
+    /// one that does not report it.
+    #[serde(default)]
+    pub start_ns: u64,
     /// Counters of the whole server, and what there is now, by name with the unit last.
     pub figures: BTreeMap<String, u64>,
     /// Each export that is served; the last one, without a name, is what belongs to none.
@@ -134,6 +138,7 @@ pub(super) fn of(service: &Service) -> Sample {
     figures.extend(others.map(|(figure, value)| (figure.name().to_owned(), value)));
     Sample {
         uptime_us: u64::try_from(service.now().as_micros()).unwrap_or(u64::MAX),
+        start_ns: service.start_ns,
         figures,
         exports: exports(service),
         clients: clients(service),
@@ -270,10 +275,10 @@ fn client_sample(address: Option<IpAddr>, counters: &ClientCounters) -> ClientSa
 
 impl Sample {
     /// What was counted between `earlier` and this. What there is now stays as it is. Since the
-    /// start if `earlier` is of another server, which has run for longer.
+    /// start if `earlier` is of another server.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
-        if earlier.uptime_us > self.uptime_us {
+        if earlier.start_ns != self.start_ns || earlier.uptime_us > self.uptime_us {
             return self.clone();
         }
         let mut difference = self.clone();
@@ -374,6 +379,7 @@ mod tests {
         let client = ClientSample { calls, connections, ..ClientSample::default() };
         Sample {
             uptime_us,
+            start_ns: 7,
             figures: figures.map(|(name, value)| (name.to_owned(), value)).into(),
             exports: vec![ExportSample { operations: vec![operation], ..ExportSample::default() }],
             clients: vec![client],
@@ -398,5 +404,8 @@ mod tests {
         let (before, after) = (sample(9_000_000, 50, 3), sample(1_000_000, 2, 1));
         assert_eq!(after.since(&before), after);
         assert_eq!(after.since(&Sample::default()), after);
+        // It was started soon after the sample of the one before, which was new as well.
+        let before = Sample { start_ns: 1, ..sample(500_000, 50, 3) };
+        assert_eq!(after.since(&before), after);
     }
 }
