@@ -136,8 +136,9 @@ fn within(bytes_len: usize, limit: u32) -> bool {
 /// The arguments of a COMPOUND, received bit by bit and then decoded operation by operation; no
 /// byte chooses.
 pub fn nfs4_compound(bytes: &[u8]) {
-    let found = scan_in_steps(bytes);
+    let (found, have) = scan_in_steps(bytes);
     if let nfs4::PayloadScan::Found(payload) = found {
+        assert!(have <= payload.at, "a part of the payload was asked for with the head");
         assert!(payload.at <= bytes.len(), "the payload begins behind what was looked at");
     }
     let outline = nfs4::Outline::of(bytes);
@@ -152,19 +153,20 @@ pub fn nfs4_compound(bytes: &[u8]) {
     }
 }
 
-/// Finds the payload as a receiver does, which asks for no more bytes than are needed.
-fn scan_in_steps(bytes: &[u8]) -> nfs4::PayloadScan {
+/// Finds the payload as a receiver does, which asks for no more bytes than are needed. Returns how
+/// many it has asked for too.
+fn scan_in_steps(bytes: &[u8]) -> (nfs4::PayloadScan, usize) {
     let mut have = 0;
     loop {
         match nfs4::scan_payload(&bytes[..have]) {
             nfs4::PayloadScan::Needs(needed) => {
                 assert!(needed > have, "a scan that does not advance");
                 if needed > bytes.len() {
-                    return nfs4::PayloadScan::Nothing;
+                    return (nfs4::PayloadScan::Nothing, have);
                 }
                 have = needed;
             }
-            found => return found,
+            found => return (found, have),
         }
     }
 }
