@@ -111,6 +111,22 @@ def signals_end_it():
 
 
 @case
+def signals_end_an_automatic_unmount():
+    """fusermount watches over it, but unmounts only what has no daemon any more."""
+    fusermount()
+    with export() as server, held(server.mount("auto_unmount,timeo=10")) as mount:
+        file = os.open(mount.directory / "file", os.O_WRONLY)
+        with stopped(server):
+            os.write(file, b"C")
+            mount.process.terminate()
+            time.sleep(1)
+        ended_with(mount, 0, "SIGTERM")
+        with contextlib.suppress(OSError):
+            os.close(file)
+        check((server.directory / "file").read_text() == "Content", "the write is lost")
+
+
+@case
 def unmounting_writes_everything():
     """What was written and not synced is on the server when umount has ended."""
     with export() as server, held(server.mount()) as mount:

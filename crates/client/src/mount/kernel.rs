@@ -3,26 +3,31 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
+use std::mem::{self, ManuallyDrop};
 use std::os::fd::AsFd as _;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
+use fuser::SessionACL;
 use fuser::{Config, Filesystem, INodeNo, InitFlags, KernelConfig, MountOption, Request};
-use fuser::{SessionACL, SessionUnmounter};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::mount::{UnmountFlags, unmount};
 use tracing::debug;
 
 use crate::error::errno_text;
 use crate::mount_options::FuseOptions;
 use crate::options::{MountOptions, UseReaddirplus};
 
-/// A mounted file system. A session has to answer its requests.
+/// A mounted file system, unmounted on drop. A session has to answer its requests.
 pub(super) struct Kernel {
-    /// Unmounts when it is dropped.
-    session: fuser::Session<Agreement>,
+    /// Never dropped, because fuser would unmount again, and end another mount on the same
+    /// directory.
+    session: ManuallyDrop<fuser::Session<Agreement>>,
     dir: PathBuf,
     maps_direct_files: bool,
 }
@@ -90,7 +95,7 @@ impl Kernel {
         // Checked for fusermount too, which opens the device as this user.
         let device = fs::File::options().read(true).write(true).open("/dev/fuse");
         device.map_err(|source| MountError::Device { source })?;
-        if needs_fusermount(fuse) && !has_fusermount() {
+        if needs_fusermount(fuse) && fusermount().is_none() {
             return Err(MountError::NoFusermount);
         }
         let capabilities = Arc::default();
@@ -101,7 +106,7 @@ impl Kernel {
         let maps_direct_files = capabilities
             .get()
             .is_some_and(|flags: &InitFlags| flags.contains(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP));
-        Ok(Self { session, dir, maps_direct_files })
+        Ok(Self { session: ManuallyDrop::new(session), dir, maps_direct_files })
     }
 
     /// The device of the kernel's requests and our replies.
@@ -120,19 +125,47 @@ impl Kernel {
         Ok(Notifier { fuser: self.session.notifier(), device: Arc::new(self.device()?) })
     }
 
-    /// Unmounts from any thread.
-    pub(super) fn unmounter(&mut self) -> Unmounter {
-        Unmounter { fuser: self.session.unmount_callable(), dir: self.dir.clone() }
-    }
-
     pub(super) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Forgets a file system that another process has unmounted. The drop of fuser's session would
-    /// unmount again, and end another mount on the same directory.
+    /// Unmounts; a file system in use is detached. Blocks.
+    ///
+    /// Not through fuser: with `auto_unmount` it leaves that to fusermount, which waits for the end
+    /// of this process, and it ignores a refusal of fusermount.
+    pub(super) fn unmount(&self) -> io::Result<Unmounted> {
+        if self.is_ended() {
+            return Ok(Unmounted::Gone);
+        }
+        match unmount(&self.dir, UnmountFlags::empty()) {
+            Ok(()) => Ok(Unmounted::Gone),
+            Err(Errno::BUSY) => {
+                unmount(&self.dir, UnmountFlags::DETACH)?;
+                Ok(Unmounted::Detached)
+            }
+            Err(Errno::PERM) => unmount_by_fusermount(&self.dir),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Whether it is unmounted already. Another mount can be on its directory then.
+    fn is_ended(&self) -> bool {
+        let mut device = [PollFd::new(&*self.session, PollFlags::empty())];
+        poll(&mut device, Some(&Timespec::default())).is_ok()
+            && device[0].revents().contains(PollFlags::ERR)
+    }
+
+    /// Forgets a file system that is unmounted.
     pub(super) fn leave(self) {
-        std::mem::forget(self.session);
+        mem::forget(self);
+    }
+}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        if let Err(error) = self.unmount() {
+            debug!(%error, "cannot unmount");
+        }
     }
 }
 
@@ -170,12 +203,6 @@ impl Notifier {
     }
 }
 
-/// Ends a mount.
-pub(super) struct Unmounter {
-    fuser: SessionUnmounter,
-    dir: PathBuf,
-}
-
 /// The outcome of an unmount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unmounted {
@@ -185,18 +212,18 @@ pub enum Unmounted {
     Detached,
 }
 
-impl Unmounter {
-    /// Unmounts; a file system in use is detached. Blocks.
-    pub(super) fn unmount(&mut self) -> io::Result<Unmounted> {
-        match self.fuser.unmount() {
-            Ok(()) => Ok(Unmounted::Gone),
-            Err(error) if Errno::from_io_error(&error) == Some(Errno::BUSY) => {
-                rustix::mount::unmount(&self.dir, rustix::mount::UnmountFlags::DETACH)?;
-                Ok(Unmounted::Detached)
-            }
-            Err(error) => Err(error),
-        }
+/// Unmounts with the rights of fusermount, which ordinary users need.
+fn unmount_by_fusermount(dir: &Path) -> io::Result<Unmounted> {
+    let program = fusermount().ok_or(Errno::PERM)?;
+    let run = |options: &[&str]| Command::new(&program).args(options).arg("--").arg(dir).output();
+    if run(&["-u"])?.status.success() {
+        return Ok(Unmounted::Gone);
     }
+    let done = run(&["-u", "-z"])?;
+    if done.status.success() {
+        return Ok(Unmounted::Detached);
+    }
+    Err(io::Error::other(words_of_fusermount(&String::from_utf8_lossy(&done.stderr))))
 }
 
 /// Sets the kernel's read-ahead of `dir` to `bytes`, if that is permitted: with the default of 128
@@ -234,16 +261,16 @@ fn needs_fusermount(fuse: &FuseOptions) -> bool {
     fuse.auto_unmount || !rustix::process::geteuid().is_root()
 }
 
-/// Whether fuser will find fusermount.
-fn has_fusermount() -> bool {
+/// The fusermount that fuser will use.
+fn fusermount() -> Option<PathBuf> {
     if let Some(path) = std::env::var_os("FUSERMOUNT_PATH") {
-        return Path::new(&path).exists();
+        return Some(PathBuf::from(path)).filter(|path| path.exists());
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut dirs: Vec<_> = std::env::split_paths(&path).collect();
     dirs.extend(["/bin", "/sbin"].map(PathBuf::from));
-    let has = |dir: &PathBuf, name| dir.join(name).exists();
-    dirs.iter().any(|dir| has(dir, "fusermount3") || has(dir, "fusermount"))
+    let in_dir = |dir: &PathBuf| ["fusermount3", "fusermount"].map(|name| dir.join(name));
+    dirs.iter().flat_map(in_dir).find(|path| path.exists())
 }
 
 fn config(source: &str, nfs: &MountOptions, fuse: &FuseOptions) -> Config {

@@ -37,7 +37,7 @@ use tokio::task;
 use crate::error::Result;
 use crate::file_system::FileSystem;
 use crate::mount_options::{FuseOptions, MountRequest};
-use kernel::{Kernel, REQUEST_BYTES_MAX, Unmounter};
+use kernel::{Kernel, REQUEST_BYTES_MAX};
 pub use kernel::{MountError, Unmounted};
 use operations::{Operations, Rules};
 pub use remount::remount;
@@ -47,7 +47,6 @@ use session::Session;
 pub struct Mount {
     file_system: FileSystem,
     operations: Arc<Operations>,
-    unmounter: Unmounter,
     /// The outcome of each serving thread.
     served: Vec<Served>,
     /// None once the file system is unmounted.
@@ -77,9 +76,9 @@ impl Mount {
             kernel::widen_read_ahead(kernel.dir(), REQUEST_BYTES_MAX);
             Ok((kernel, operations, served))
         });
-        let (mut kernel, operations, served) = mounted.await.expect("mounting does not panic")?;
-        let (unmounter, dir) = (kernel.unmounter(), kernel.dir().to_owned());
-        Ok(Self { file_system, operations, unmounter, served, kernel: Some(kernel), dir })
+        let (kernel, operations, served) = mounted.await.expect("mounting does not panic")?;
+        let dir = kernel.dir().to_owned();
+        Ok(Self { file_system, operations, served, kernel: Some(kernel), dir })
     }
 
     /// The mount point, as an absolute path.
@@ -137,7 +136,12 @@ impl Mount {
     /// # Errors
     /// The kernel or `fusermount` refuses.
     pub fn unmount(&mut self) -> io::Result<Unmounted> {
-        self.unmounter.unmount()
+        let Some(kernel) = &self.kernel else { return Ok(Unmounted::Gone) };
+        let unmounted = kernel.unmount()?;
+        if let Some(kernel) = self.kernel.take() {
+            kernel.leave();
+        }
+        Ok(unmounted)
     }
 }
 
