@@ -9,9 +9,10 @@ import errno
 import os
 import socket
 import struct
+import time
 
-from harness import case, check, main, scratch_dir
-from mount_rig import OpenServer, need_fuse, spillway_export
+from harness import case, check, main, run_ok, scratch_dir
+from mount_rig import OpenServer, mounted, need_fuse, spillway_export
 
 USER = 12345
 
@@ -94,6 +95,31 @@ def created_meanwhile_is_opened_by_its_mode():
             exclusive = os.O_RDWR | os.O_CREAT | os.O_EXCL
             found = as_user(lambda: os.open(directory / "public", exclusive))
             check(found == errno.EEXIST, f"O_EXCL: errno {found}")
+
+
+@case
+def closing_a_directory_detaches_nothing():
+    """Any user can close an own directory, and must not unmount what is mounted on another."""
+    need_fuse()
+    with OpenServer(scratch_dir("export")) as server, server.mount() as directory:
+        server.directory.chmod(0o755)
+        (server.directory / "below").mkdir()
+        (server.directory / "own").mkdir(0o755)
+        (server.directory / "own/name").touch()
+        os.chown(server.directory / "own", USER, USER)
+        run_ok("mount", "-t", "tmpfs", "none", directory / "below")
+        try:
+            os.stat(directory / "own/name")
+            found = as_user(lambda: os.chmod(directory / "own", 0o700))
+            check(found == 0, f"chmod: errno {found}")
+            # The names are expired a moment after that.
+            for _ in range(10):
+                os.stat(directory / "below")
+                check(mounted(directory / "below"), "detached")
+                time.sleep(0.05)
+        finally:
+            if mounted(directory / "below"):
+                run_ok("umount", directory / "below")
 
 
 @case

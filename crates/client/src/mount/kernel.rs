@@ -1,12 +1,10 @@
 //! Mounts a FUSE file system and negotiates its features with the kernel (FUSE_INIT).
 
-use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::mem::{self, ManuallyDrop};
 use std::os::fd::AsFd as _;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -183,21 +181,27 @@ impl Notifier {
         self.fuser.inval_inode(INodeNo(node), offset, 0)
     }
 
-    /// Drops the name `name` of the directory `dir`. Waits for requests that hold the directory.
-    pub(super) fn invalidate_name(&self, dir: u64, name: &[u8]) -> io::Result<()> {
-        self.fuser.inval_entry(INodeNo(dir), OsStr::from_bytes(name))
-    }
-
-    /// Makes the kernel look up each name again before its next use. Does not wait, so that a
-    /// request may call it.
+    /// Makes the kernel look up the name `name` of the directory `dir` again before its next use.
+    /// Waits for requests that hold the directory.
     ///
-    /// # Errors
-    /// `EINVAL` before Linux 6.16.
-    pub(super) fn outdate_all_names(&self) -> io::Result<()> {
-        let mut notice = [0; NOTICE_BYTES as usize];
-        notice[..4].copy_from_slice(&NOTICE_BYTES.to_ne_bytes());
-        notice[4..8].copy_from_slice(&FUSE_NOTIFY_INC_EPOCH.to_ne_bytes());
-        // The rest is `unique`, which is 0 in notifications.
+    /// Before Linux 6.2 the kernel ignores the flag and drops the name, and with it what is mounted
+    /// there.
+    pub(super) fn expire_name(&self, dir: u64, name: &[u8]) -> io::Result<()> {
+        let name_bytes = u32::try_from(name.len()).map_err(|_| Errno::NAMETOOLONG)?;
+        // Two heads and the NUL behind the name.
+        let length = 2 * NOTICE_HEAD_BYTES + name_bytes + 1;
+        let mut notice = Vec::with_capacity(length as usize);
+        for field in [length, FUSE_NOTIFY_INVAL_ENTRY] {
+            notice.extend(field.to_ne_bytes());
+        }
+        // `unique`, which is 0 in notifications.
+        notice.extend(0_u64.to_ne_bytes());
+        notice.extend(dir.to_ne_bytes());
+        for field in [name_bytes, FUSE_EXPIRE_ONLY] {
+            notice.extend(field.to_ne_bytes());
+        }
+        notice.extend(name);
+        notice.push(0);
         rustix::io::write(&*self.device, &notice)?;
         Ok(())
     }
@@ -383,11 +387,15 @@ impl Agreement {
 /// mount(8) shows the type `fuse.spillway`.
 pub(super) const SUBTYPE: &str = "spillway";
 
-/// `struct fuse_out_header` of the kernel: its length, a code, the number of a request.
-const NOTICE_BYTES: u32 = 16;
+/// Bytes of `struct fuse_out_header` of the kernel (the length, a code, the number of a request),
+/// and of `struct fuse_notify_inval_entry_out` (the directory, the length of the name, flags).
+const NOTICE_HEAD_BYTES: u32 = 16;
 
-/// A code of `enum fuse_notify_code`, which fuser does not have.
-const FUSE_NOTIFY_INC_EPOCH: u32 = 8;
+/// A code of `enum fuse_notify_code`.
+const FUSE_NOTIFY_INVAL_ENTRY: u32 = 3;
+
+/// A flag with it, which fuser does not set.
+const FUSE_EXPIRE_ONLY: u32 = 1;
 
 /// Bytes of a READ or WRITE of the kernel at most, which is what it takes by default.
 pub(super) const REQUEST_BYTES_MAX: u32 = 1 << 20;

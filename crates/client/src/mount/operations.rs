@@ -306,20 +306,19 @@ impl Operations {
     }
 
     /// Makes the kernel look up each name in the directory `number` again, because from now on not
-    /// all users may search it. The SETATTR that changed its mode is answered after that.
+    /// all users may search it.
     ///
-    /// Before Linux 6.16 the kernel can drop a name only after that SETATTR has been answered.
-    /// There a thread drops the names, and until then they are found without permission.
+    /// The kernel can expire a name only after the SETATTR that changed the mode has been answered.
+    /// So a thread does it, and until then names are found without permission. A notification that
+    /// outdates all names at once (Linux 6.16) need not wait, but detaches what is mounted on any
+    /// directory of this mount, and each owner of a directory can cause it.
     pub(super) fn forget_names(&self, number: u64, dir: &Inode) {
         let Some(notifier) = self.notifier.get().cloned() else { return };
-        if notifier.outdate_all_names().is_ok() {
-            return;
-        }
         let names = dir.names();
         tokio::task::spawn_blocking(move || {
             for name in names {
-                if let Err(error) = notifier.invalidate_name(number, &name) {
-                    debug!(%error, "cannot invalidate a name in the kernel's cache");
+                if let Err(error) = notifier.expire_name(number, &name) {
+                    debug!(%error, "cannot expire a name in the kernel's cache");
                 }
             }
         });
