@@ -553,6 +553,21 @@ def shown_in_the_table_of_mounts():
 
 
 @case
+def commas_in_a_source():
+    """By mount(2), and by fusermount, which gets a list of options that commas separate."""
+    fusermount()
+    name = "a,b\\c"
+    with export() as server:
+        (server.directory / name).mkdir()
+        for options in ("", "auto_unmount"):
+            with server.mount(options, path="a,b%5Cc") as mount:
+                with open("/proc/self/mountinfo", encoding="utf-8") as table:
+                    line = next(line for line in table if line.split()[4] == str(mount))
+                source = line.split(" - ")[1].split()[1]
+                check(source.endswith("a,b%5Cc"), f"{options}: source {source}")
+
+
+@case
 def misuse_is_reported():
     """Exit status 2 and one sentence, for what can be seen before anything is asked of a server."""
     need_fuse()

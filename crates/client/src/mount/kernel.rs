@@ -278,10 +278,14 @@ fn fusermount() -> Option<PathBuf> {
 }
 
 fn config(source: &str, nfs: &MountOptions, fuse: &FuseOptions) -> Config {
-    let name = fuse.fs_name.as_deref().unwrap_or(source);
+    let mut name = fuse.fs_name.as_deref().unwrap_or(source).to_owned();
+    if needs_fusermount(fuse) {
+        // It gets all options in one list, in which fuser escapes nothing.
+        name = name.replace('\\', r"\\").replace(',', r"\,");
+    }
     let flags = fuse.flags;
     let mut options = vec![
-        MountOption::FSName(name.to_owned()),
+        MountOption::FSName(name),
         // A custom option reaches the kernel with and without fusermount.
         MountOption::CUSTOM(format!("subtype={SUBTYPE}")),
         if nfs.read_only { MountOption::RO } else { MountOption::RW },
