@@ -12,6 +12,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -171,9 +172,15 @@ impl Plan {
             Ok(signals) => signals,
             Err(error) => return exit::failed(&error),
         };
+        let mut mounting = pin!(self.mount());
         let mounted = tokio::select! {
-            mounted = self.mount() => mounted,
-            signal = signals.next() => return failed(format!("not mounted: {signal}")),
+            mounted = &mut mounting => mounted,
+            signal = signals.next() => {
+                // The kernel may have mounted already. Both the outcome and `mounting` unmount when
+                // they are dropped.
+                drop(tokio::time::timeout(MOUNTED_WITHIN, mounting).await);
+                return failed(format!("not mounted: {signal}"));
+            }
         };
         let mut mount = match mounted {
             Ok(mount) => mount,
@@ -379,6 +386,10 @@ const BACKGROUND: &str = "SPILLWAY_MOUNT_IN_BACKGROUND";
 
 /// Its message when the mount answers.
 const MOUNTED: &str = "mounted\n";
+
+/// How long a mount that a signal ended may go on until it can be undone. The kernel and fusermount
+/// need less; what takes longer waits for the server, and has mounted nothing or unmounts on drop.
+const MOUNTED_WITHIN: Duration = Duration::from_secs(2);
 
 /// How long the server may take to reply to outstanding WRITEs after the unmount.
 const FINISH_WITHIN: Duration = Duration::from_secs(60);

@@ -111,6 +111,23 @@ def signals_end_it():
 
 
 @case
+def signals_while_mounting_leave_no_mount():
+    """Whenever they come, until the mount is announced."""
+    with export() as server:
+        for number in range(50):
+            mount = server.mount()
+            command = [str(word) for word in mount.command()]
+            mount.process = subprocess.Popen(command, stdout=mount.log, stderr=mount.log)
+            try:
+                time.sleep(number * 0.002)
+                mount.process.terminate()
+                mount.process.wait(10)
+                check(not mounted(mount.directory), f"mounted after {number * 2} ms")
+            finally:
+                mount.tear_down()
+
+
+@case
 def signals_end_an_automatic_unmount():
     """fusermount watches over it, but unmounts only what has no daemon any more."""
     fusermount()

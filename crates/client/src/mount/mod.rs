@@ -73,12 +73,17 @@ impl Mount {
             let kernel = Kernel::mount(&dir, &source, &request.nfs, &request.fuse)?;
             let served =
                 serve_all(&kernel, &operations).map_err(|source| MountError::Device { source })?;
-            kernel::widen_read_ahead(kernel.dir(), REQUEST_BYTES_MAX);
             Ok((kernel, operations, served))
         });
         let (kernel, operations, served) = mounted.await.expect("mounting does not panic")?;
         let dir = kernel.dir().to_owned();
-        Ok(Self { file_system, operations, served, kernel: Some(kernel), dir })
+        let mount =
+            Self { file_system, operations, served, kernel: Some(kernel), dir: dir.clone() };
+        // It waits for the server, and a caller that does not wait longer unmounts.
+        let widened =
+            task::spawn_blocking(move || kernel::widen_read_ahead(&dir, REQUEST_BYTES_MAX));
+        widened.await.expect("setting the read-ahead does not panic");
+        Ok(mount)
     }
 
     /// The mount point, as an absolute path.
