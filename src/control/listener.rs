@@ -14,7 +14,7 @@ use std::time::Duration;
 use rustix::process::geteuid;
 use serde::Serialize;
 use serde_json::Value;
-use server::report::{Monitor, TraceFeed, TraceRequest, path_text};
+use server::report::{DroppedClient, Monitor, TraceFeed, TraceRequest, path_text};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
@@ -289,8 +289,11 @@ async fn answer(
         }
         Command::DropClient { address } => {
             let dropped = monitor.drop_client(address).await;
-            let (connections, nfs4_clients) = (dropped.connections, dropped.nfs4_clients);
-            info!(uid, pid, client = %address, connections, nfs4_clients, "client dropped");
+            let DroppedClient { connections, nfs4_clients, calls_in_progress } = dropped;
+            info!(
+                uid, pid, client = %address, connections, nfs4_clients, calls_in_progress,
+                "client dropped"
+            );
             Ok(value(&dropped))
         }
     }

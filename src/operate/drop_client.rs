@@ -11,9 +11,10 @@ use crate::control::Command;
 
 /// End the connections of a client, and its opens and locks of version 4
 ///
-/// Ends all connections of a client address, once its calls in progress are answered, and all its
-/// clients of NFS version 4 with their opens and locks, which other clients can take at once. Its
-/// programs that held locks get errors.
+/// Ends all connections of a client address, once its calls in progress are answered, and then all
+/// its clients of NFS version 4 with their opens and locks, which other clients can take at once.
+/// Its programs that held locks get errors. Calls that take longer than a minute are not waited
+/// for: their number is printed.
 ///
 /// The client is not barred and connects again with its next call. To keep it out, first remove it
 /// from the hosts of the exports, and reload.
@@ -46,5 +47,10 @@ pub(super) fn run(options: &Options) -> Result<Done, Failure> {
 fn text(done: &DroppedClient) -> String {
     let connections = counted(done.connections as u64, "connection");
     let clients = counted(done.nfs4_clients as u64, "client");
-    format!("ended {connections}, and {clients} of NFS version 4\n")
+    let mut text = format!("ended {connections}, and {clients} of NFS version 4\n");
+    if done.calls_in_progress > 0 {
+        let calls = counted(done.calls_in_progress as u64, "call");
+        text += &format!("after a minute the server still had {calls} of the client in progress\n");
+    }
+    text
 }

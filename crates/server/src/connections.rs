@@ -218,6 +218,11 @@ impl Activity {
         (!self.has_calls_at_work()).then_some(since)
     }
 
+    /// Calls at work, or whose replies are not sent.
+    pub(crate) fn calls(&self) -> usize {
+        self.slots.calls()
+    }
+
     /// Whether a call is at work or its reply is not sent.
     pub(crate) fn has_calls_at_work(&self) -> bool {
         self.slots.calls() > 0
@@ -285,17 +290,17 @@ impl Connections {
         state.peers.iter().map(of_peer).collect()
     }
 
-    /// Has all connections of a peer end. Calls in progress are completed and answered. Returns how
-    /// many there were.
-    pub(crate) fn evict_peer(&self, peer: IpAddr) -> usize {
+    /// Has all connections of a peer end. Calls in progress are completed and answered. Returns the
+    /// connections that have not ended, also those evicted before: their calls may be at work.
+    pub(crate) fn evict_peer(&self, peer: IpAddr) -> Vec<Arc<Activity>> {
         let mut state = self.lock();
-        let evicted = state.peers.get(&peer.to_canonical()).cloned().unwrap_or_default();
-        for activity in &evicted {
-            state.remove(activity);
+        let peer = peer.to_canonical();
+        for activity in state.peers.get(&peer).cloned().unwrap_or_default() {
+            state.remove(&activity);
             activity.evicted.notify_one();
+            state.evicted.push(activity);
         }
-        state.evicted.extend(evicted.iter().cloned());
-        evicted.len()
+        state.evicted.iter().filter(|activity| activity.peer == peer).cloned().collect()
     }
 
     /// The slots that each connection has to leave unused now, because many are open.

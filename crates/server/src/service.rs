@@ -126,11 +126,16 @@ fn can_assume_users() -> bool {
     can_assume
 }
 
+/// How long the calls of a client that is dropped may take to end. The program that asks waits for
+/// 70 seconds.
+const DROP_WAIT_MAX: Duration = Duration::from_secs(60);
+
 /// What a client has lost.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dropped {
     pub(crate) connections: usize,
     pub(crate) nfs4_clients: usize,
+    pub(crate) calls_in_progress: usize,
 }
 
 impl Service {
@@ -234,11 +239,20 @@ impl Service {
     }
 
     /// Ends the connections of a client address, and all its state of version 4. It may connect
-    /// again at once.
+    /// again at once. The state stays while calls are at work, for [`DROP_WAIT_MAX`] at most: a
+    /// WRITE under a lock must not go on after another client has taken the lock.
     pub(crate) async fn drop_client(&self, address: IpAddr) -> Dropped {
-        let connections = self.connections.evict_peer(address);
+        let evicted = self.connections.evict_peer(address);
+        let all_ended = async {
+            for activity in &evicted {
+                activity.calls_ended().await;
+            }
+        };
+        // Calls that are left are counted.
+        let _ = tokio::time::timeout(DROP_WAIT_MAX, all_ended).await;
+        let calls_in_progress = evicted.iter().map(|activity| activity.calls()).sum();
         let nfs4_clients = self.change_state(|state, step| state.forget_peer(address, step)).await;
-        Dropped { connections, nfs4_clients }
+        Dropped { connections: evicted.len(), nfs4_clients, calls_in_progress }
     }
 
     /// Puts the settings that are not of an export in force, as far as a running server can change

@@ -52,6 +52,9 @@ pub struct DroppedClient {
     pub connections: usize,
     /// Its clients of version 4, each with all sessions, opens and locks.
     pub nfs4_clients: usize,
+    /// Calls that had not ended after a minute, and still run.
+    #[serde(default)]
+    pub calls_in_progress: usize,
 }
 
 impl Monitor {
@@ -79,11 +82,12 @@ impl Monitor {
         self.service.counters.timing.keep_on_for(seconds);
     }
 
-    /// Ends the connections of a client address, and all its state of version 4, which others can
-    /// have at once. The client may connect again.
+    /// Ends the connections of a client address once its calls in progress have ended, for which
+    /// it waits a minute at most, and then all its state of version 4, which others can have at
+    /// once. The client may connect again.
     pub async fn drop_client(&self, address: IpAddr) -> DroppedClient {
         let dropped = self.service.drop_client(address).await;
-        let Dropped { connections, nfs4_clients } = dropped;
-        DroppedClient { connections, nfs4_clients }
+        let Dropped { connections, nfs4_clients, calls_in_progress } = dropped;
+        DroppedClient { connections, nfs4_clients, calls_in_progress }
     }
 }

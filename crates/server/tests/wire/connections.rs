@@ -150,6 +150,40 @@ fn a_closed_connection_counts_until_its_calls_end() {
 }
 
 #[test]
+fn a_dropped_client_keeps_its_state_until_its_calls_end() {
+    if !is_root() {
+        return;
+    }
+    let mut disk = None;
+    let fixture = Fixture::prepared(NETWORK, |dir| disk = Mounted::ext4_export(dir));
+    let Some(_disk) = disk else { return skip("no loop device here") };
+    let (mut first, root) = fixture.mounted();
+    let file = first.create(root, "f");
+    let Some(frozen) = Frozen::at(&fixture.path("export")) else {
+        return skip("fsfreeze");
+    };
+    let args = nfs3::SetattrArgs { object: file, new_attributes: mode(0o600), guard: None };
+    let setattr = (nfs3::PROGRAM, nfs3::VERSION, nfs3::Procedure::Setattr.code());
+    let call = first.encode(1, setattr, &encoded(&args));
+    first.send_record(&call);
+    let began = Instant::now();
+    while fixture.figure("calls_in_flight") == 0 {
+        assert!(began.elapsed() < Duration::from_secs(10), "the call has not come");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let monitor = fixture.server().monitor();
+    let dropping = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        runtime.unwrap().block_on(monitor.drop_client(loopback(1).into()))
+    });
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(!dropping.is_finished(), "a call is in progress");
+    drop(frozen);
+    let dropped = dropping.join().unwrap();
+    assert_eq!((dropped.connections, dropped.calls_in_progress), (1, 0));
+}
+
+#[test]
 fn ten_thousand_idle_connections_cost_less_than_300_mib() {
     in_own_process("connections::ten_thousand_idle_connections");
 }
