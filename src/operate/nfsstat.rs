@@ -36,7 +36,7 @@ pub(crate) struct Options {
     #[arg(value_name = "COUNT", requires = "interval", value_parser = clap::value_parser!(u32).range(1..))]
     count: Option<u32>,
 
-    /// Only operations on this export
+    /// Only operations on this export: no figures of the server or its clients
     #[arg(long, value_name = "NAME")]
     export: Option<String>,
 
@@ -53,7 +53,7 @@ pub(super) fn run(options: &Options) -> Result<Done, Failure> {
         check_export(options, &sample)?;
         let difference = sample.since(&before);
         let text = if options.target.json {
-            serde_json::to_string(&difference)? + "\n"
+            serde_json::to_string(&of_export(options, difference))? + "\n"
         } else {
             let separator = if report == 0 { "" } else { "\n" };
             format!("{separator}{}", text(options, &difference))
@@ -79,6 +79,16 @@ fn check_export(options: &Options, sample: &Sample) -> Result<(), Failure> {
     }
     let names: Vec<_> = sample.exports.iter().filter_map(|e| e.name.as_deref()).collect();
     Err(format!("there is no export {wanted}; the exports are {}", names.join(", ")).into())
+}
+
+/// The part of a sample that is of the wanted export; all of it if none is named.
+fn of_export(options: &Options, mut sample: Sample) -> Sample {
+    if options.export.is_none() {
+        return sample;
+    }
+    sample.exports.retain(|export| export.name == options.export);
+    let Sample { uptime_us, start_ns, exports, .. } = sample;
+    Sample { uptime_us, start_ns, exports, ..Sample::default() }
 }
 
 fn text(options: &Options, sample: &Sample) -> String {

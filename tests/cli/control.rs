@@ -276,6 +276,22 @@ fn nfsstat_counts_exactly_the_calls_of_the_client() {
 }
 
 #[test]
+fn nfsstat_of_an_export_prints_no_other_as_json() {
+    let place = Place::new();
+    let other = "[[export]]\npath = \"$DIR/b\"\nname = \"/b\"\n";
+    let config = place.configure(&format!("{ONE_EXPORT}{other}"));
+    let running = Running::start(serve_config(&config), 1);
+    for wanted in ["/a", "/b"] {
+        let sample = json(&place, &["nfsstat", "--export", wanted]);
+        let exports = sample["exports"].as_array().unwrap();
+        assert_eq!((exports.len(), &exports[0]["name"]), (1, &wanted.into()), "{sample}");
+        assert!(sample["figures"].as_object().unwrap().is_empty(), "{sample}");
+        assert!(sample["clients"].as_array().unwrap().is_empty(), "{sample}");
+    }
+    running.stop(Signal::TERM);
+}
+
+#[test]
 fn several_servers_are_distinguished() {
     let (place, other) = (Place::new(), Place::new());
     let config = other.configure(ONE_EXPORT);
