@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, SocketAddrV4, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use proto::mount3;
 use proto::nfs3::{self, *};
@@ -475,13 +475,20 @@ impl Client {
 /// Connects from a port, or from any if it is 0. The port is taken before `taken` is called, so
 /// that no other program can have it in between.
 fn connect_reusing(port: u16, address: SocketAddr, taken: impl FnOnce()) -> TcpStream {
+    use rustix::io::Errno;
     use rustix::net::sockopt::set_socket_reuseaddr;
     use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
     let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     set_socket_reuseaddr(&socket, true).unwrap();
     bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)).unwrap();
     taken();
-    connect(&socket, &address).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    // A program that another test is starting has all descriptors until it is executed: the old
+    // connection ends with the last of them.
+    while let Err(error) = connect(&socket, &address) {
+        assert!(error == Errno::ADDRNOTAVAIL && Instant::now() < deadline, "{error}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
     TcpStream::from(socket)
 }
 
