@@ -227,33 +227,6 @@ def hard_mounts_wait():
         check(waiting.result() == errno.ENOENT, "an error that came from the wait")
 
 
-@case
-def signals_end_programs_that_wrote():
-    """Their exit closes the file, and does not wait for the server, which gets the data later."""
-    with spillway_export() as export, export.mount("timeo=10") as mount:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGABRT, signal.SIGKILL):
-            written = os.pipe()
-            doomed = Child(write_and_pause, mount / f"file{number}", number, written[1])
-            os.read(written[0], 1)
-            export.kill()
-            os.kill(doomed.pid, number)
-            ended = eventually(lambda: os.waitpid(doomed.pid, os.WNOHANG)[0], 5)
-            export.start()
-            check(ended, f"signal {number} does not end it")
-            doomed.pid = None
-            arrived = lambda: (export.directory / f"file{number}").read_bytes() == b"x"
-            check(eventually(arrived, 20), f"what was written before signal {number} is lost")
-
-
-def write_and_pause(path, number, written):
-    """Writes, and waits for the signal, which does by default what it does."""
-    if number != signal.SIGKILL:
-        signal.signal(number, signal.SIG_DFL)
-    os.write(os.open(path, os.O_CREAT | os.O_WRONLY), b"x")
-    os.write(written, b"!")
-    signal.pause()
-
-
 def look_for_something_new(mount, name="missing"):
     try:
         os.stat(mount / name)

@@ -56,11 +56,9 @@ impl Callers {
 }
 
 /// Whether the thread `pid` is dying or dead, so that its request need not be completed. A fatal
-/// signal shows as pending SIGKILL, whichever signal it was, until the thread acts on it, and as a
-/// flag from then on. An invisible thread counts as alive.
+/// signal shows as pending SIGKILL, whichever signal it was. An invisible thread counts as alive.
 pub(super) fn is_killed(pid: u32) -> bool {
-    let is_pending = || status(pid).map_or_else(|| !exists(pid), |status| kill_is_pending(&status));
-    pid != 0 && (is_pending() || stat(pid).flags & PF_SIGNALED != 0)
+    pid != 0 && status(pid).map_or_else(|| !exists(pid), |status| kill_is_pending(&status))
 }
 
 /// Whether there is a thread `pid`, also if `/proc` is mounted with `hidepid` and hides it.
@@ -72,49 +70,24 @@ fn exists(pid: u32) -> bool {
 /// Whether the thread `pid` exits, which closes its files and ignores their errors. An invisible
 /// thread does not.
 pub(super) fn is_exiting(pid: u32) -> bool {
-    stat(pid).flags & PF_EXITING != 0
+    let stat = if pid == 0 { None } else { fs::read(format!("/proc/{pid}/stat")).ok() };
+    stat.is_some_and(|stat| flags(&String::from_utf8_lossy(&stat)) & PF_EXITING != 0)
 }
 
-/// Whether the thread `pid` exits because a signal ended its process. That is unknown, and
-/// `false`, where this process may not trace it. `PF_SIGNALED` does not decide: exit(2) of one
-/// thread sets it in the others.
-pub(super) fn is_exiting_by_signal(pid: u32) -> bool {
-    let stat = stat(pid);
-    stat.flags & PF_EXITING != 0 && stat.exit_code & SIGNAL_OF_EXIT_CODE != 0
-}
-
-/// Of `/proc/PID/stat`.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Stat {
-    flags: u32,
-    exit_code: u32,
-}
-
-impl Stat {
-    /// The fields are counted behind the name, which can have spaces and brackets.
-    fn parse(stat: &str) -> Self {
-        let behind_name = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
-        let mut fields = behind_name.split_ascii_whitespace();
-        let mut skip = |count| fields.nth(count).and_then(|field| field.parse().ok()).unwrap_or(0);
-        Self { flags: skip(6), exit_code: skip(42) }
-    }
-}
-
-/// All zeros if there is no such process, or it is not visible.
-fn stat(pid: u32) -> Stat {
-    read(pid, "stat").map(|stat| Stat::parse(&stat)).unwrap_or_default()
+/// The flags in `/proc/PID/stat`: the seventh field behind the name, which can have spaces and
+/// brackets.
+fn flags(stat: &str) -> u32 {
+    let behind_name = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+    let flags = behind_name.split_ascii_whitespace().nth(6);
+    flags.and_then(|flags| flags.parse().ok()).unwrap_or(0)
 }
 
 /// `/proc/PID/status`; `None` if there is no such process, or it is not visible.
 fn status(pid: u32) -> Option<String> {
-    read(pid, "status")
-}
-
-fn read(pid: u32, name: &str) -> Option<String> {
     if pid == 0 {
         return None;
     }
-    let bytes = fs::read(format!("/proc/{pid}/{name}")).ok()?;
+    let bytes = fs::read(format!("/proc/{pid}/status")).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -145,10 +118,6 @@ const SIGKILL_BIT: u64 = 1 << (9 - 1);
 
 /// Of the kernel's `include/linux/sched.h`.
 const PF_EXITING: u32 = 0x4;
-const PF_SIGNALED: u32 = 0x400;
-
-/// As in the status of wait(2).
-const SIGNAL_OF_EXIT_CODE: u32 = 0x7f;
 
 #[cfg(test)]
 mod tests {
@@ -174,26 +143,10 @@ mod tests {
     }
 
     #[test]
-    fn flags_and_exit_code_are_found_behind_any_name() {
-        let line = format!("7 (a) b (c)) Z 1 7 7 0 -1 4227084{} 15\n", " 0".repeat(42));
-        assert_eq!(Stat::parse(&line), Stat { flags: 4_227_084, exit_code: 15 });
-        assert_eq!(Stat::parse("7 (a) Z"), Stat::default());
-        assert_eq!(Stat::parse(""), Stat::default());
-    }
-
-    /// As a zombie, a process stays in the state in which the kernel closes its files.
-    #[test]
-    fn a_signal_that_ended_a_process_is_seen_while_it_exits() {
-        for (end, by_signal) in [("exit 3", false), ("kill -TERM $$", true)] {
-            let mut process = Command::new("sh").args(["-c", end]).spawn().unwrap();
-            let pid = process.id();
-            while !is_exiting(pid) {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            assert_eq!(is_exiting_by_signal(pid), by_signal, "{end}");
-            assert_eq!(is_killed(pid), by_signal, "{end}");
-            process.wait().unwrap();
-        }
+    fn flags_are_found_behind_any_name() {
+        assert_eq!(flags("7 (a) b (c)) Z 1 7 7 0 -1 4227084 0 0"), 4_227_084);
+        assert_eq!(flags("7 (a) Z"), 0);
+        assert_eq!(flags(""), 0);
     }
 
     #[test]

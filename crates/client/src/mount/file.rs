@@ -8,7 +8,7 @@ use proto::nfs3::Status;
 use rustix::io::Errno;
 use tokio::runtime::Handle;
 
-use super::callers::{is_exiting, is_exiting_by_signal};
+use super::callers::is_exiting;
 use super::operations::{OpenFile, Operations, Outcome, Refusal};
 use super::reply::{
     Answer, MODE_BITS, OPEN_DIRECT_IO, OPEN_KEEP_CACHE, OPEN_NO_FLUSH, OPEN_PARALLEL_DIRECT_WRITES,
@@ -140,13 +140,9 @@ impl Operations {
 
     /// FLUSH, which is close(2) of a descriptor of an open file. As [`sync`](Self::sync), but the
     /// kernel ignores the result when a process exits with open descriptors, so that the error is
-    /// left for the next open and for [`finish`](Self::finish). A process that a signal ends does
-    /// not wait for the server, because no further signal would end that wait: RELEASE commits.
+    /// left for the next open and for [`finish`](Self::finish).
     pub(super) async fn flush(&self, head: &Head, fh: u64) -> Outcome {
         let open = self.file(fh)?;
-        if is_exiting_by_signal(head.pid) {
-            return Ok(Answer::done());
-        }
         open.file.inode().written()?.commit().await;
         let has_error = open.file.has_failed() || open.short_write.has_returned();
         if has_error && is_exiting(head.pid) {
