@@ -135,16 +135,16 @@ class Server:
         ]  # fmt: skip
 
     def start(self):
-        """Starts the process and waits until it accepts connections."""
+        """Starts the process and waits until it accepts connections and commands: its ports are open
+        a moment before its control socket is.
+        """
+        printed = len(self.log_text())
         self.process = subprocess.Popen(
             [str(part) for part in self.command()],
             stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, **self.identity,
         )  # fmt: skip
         deadline = time.monotonic() + START_SECS_MAX
-        while True:
-            with contextlib.suppress(OSError):
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-                return
+        while "listening on " not in self.log_text()[printed:]:
             ended = self.process.poll()
             check(ended is None, f"the server exited with {ended}: {self.last_words()}")
             check(time.monotonic() < deadline, f"no listener after {START_SECS_MAX} s")
