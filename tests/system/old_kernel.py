@@ -10,6 +10,7 @@ the arguments of a call but not what they point to, so statx stays as new as it 
 
 import ctypes
 import errno
+import fcntl
 import os
 import platform
 import struct
@@ -33,18 +34,18 @@ def instruction(code, value, if_true=0, if_false=0):
     return struct.pack("=HBBI", code, if_true, if_false, value)
 
 
-def refuse(number, error, argument=None, bits=0):
-    """Refuses a call, or where `argument` is given only one that has any of these bits in it."""
-    refusal = instruction(RETURN, RET_ERRNO | error)
-    if argument is None:
-        body = refusal
-    else:
-        # The lower half of a 64-bit argument: both machines are little-endian.
-        body = (
-            instruction(LOAD, ARGUMENTS_AT + 8 * argument)
-            + instruction(JUMP_ANY_BIT, bits, if_false=1)
-            + refusal
-        )
+def refuse(number, error, argument=None, bits=0, command=None):
+    """Refuses a call, or where `argument` is given only one that has any of these bits in it, or
+    where `command` is given only one with this second argument.
+    """
+    body = instruction(RETURN, RET_ERRNO | error)
+    # The lower half of a 64-bit argument: both machines are little-endian.
+    if argument is not None:
+        test = instruction(JUMP_ANY_BIT, bits, if_false=len(body) // 8)
+        body = instruction(LOAD, ARGUMENTS_AT + 8 * argument) + test + body
+    if command is not None:
+        test = instruction(JUMP_EQUAL, command, if_false=len(body) // 8)
+        body = instruction(LOAD, ARGUMENTS_AT + 8) + test + body
     return (
         instruction(LOAD, NUMBER_AT)
         + instruction(JUMP_EQUAL, number, if_false=len(body) // 8)
@@ -61,8 +62,9 @@ def program(age):
     for name in ("preadv2", "pwritev2"):
         text += refuse(call[name], errno.EOPNOTSUPP, argument=5, bits=flags)
     if age == "no-direct":
-        for name in ("openat", "fcntl"):
-            text += refuse(call[name], errno.EINVAL, argument=2, bits=direct)
+        text += refuse(call["openat"], errno.EINVAL, argument=2, bits=direct)
+        # Other commands have other things in this argument, or what was there by chance.
+        text += refuse(call["fcntl"], errno.EINVAL, argument=2, bits=direct, command=fcntl.F_SETFL)
     return text + instruction(RETURN, RET_ALLOW)
 
 
