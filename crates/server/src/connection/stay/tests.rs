@@ -11,6 +11,7 @@ use proto::xdr::{Encode, Writer};
 use rpc::record::in_fragments;
 use rpc::server::{ReplyQueue, Socket};
 use tempfile::TempDir;
+use tokio::task::JoinSet;
 
 use super::*;
 use crate::config::{Config, Overrides};
@@ -45,6 +46,9 @@ struct Rig {
     client: TcpStream,
     /// When its calls come: all at once, and so in one streak however busy the machine is.
     received: Moment,
+    /// Sends what the socket does not take at once. It takes nothing until the runtime, which has
+    /// just begun to watch it again, has noted that it has room.
+    _sender: JoinSet<()>,
     _permit: ConnectionPermit,
     _server: Server,
     _dir: TempDir,
@@ -76,6 +80,12 @@ impl Rig {
         let peer = Peer { address, connection: ConnectionId(1), programs };
         let wait = Arc::clone(&activity.peer_wait);
         let receiver = Receiver::new(socket.reader(), 1, buffers, wait, service.idle_timeout);
+        let replies = Arc::new(replies);
+        let mut sender = JoinSet::new();
+        sender.spawn({
+            let replies = Arc::clone(&replies);
+            async move { replies.run().await }
+        });
         let stranger = service.counters.clients.of(address.ip(), true);
         let intake = Intake {
             service,
@@ -83,14 +93,23 @@ impl Rig {
             stranger,
             client: OnceLock::new(),
             socket,
-            replies: Arc::new(replies),
+            replies,
             activity,
             thread_calls: Arc::default(),
             dues: Arc::default(),
             waits: Mutex::default(),
         };
         let (intake, received) = (Arc::new(intake), Moment::now());
-        (Self { intake, client, received, _permit: permit, _server: server, _dir: dir }, receiver)
+        let rig = Self {
+            intake,
+            client,
+            received,
+            _sender: sender,
+            _permit: permit,
+            _server: server,
+            _dir: dir,
+        };
+        (rig, receiver)
     }
 
     fn write(&self, work: impl Future<Output = ()> + Send + 'static) -> Accepted {
