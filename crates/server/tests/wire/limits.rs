@@ -525,8 +525,8 @@ fn limits_of_an_export_hold_back_calls_and_bytes() {
 
     let file = client.create(root, "f");
     fixture.reload(&format!("{limited}bytes_per_sec = \"10MiB\"\n{free}"));
-    ok(client.write(file, 0, &vec![1; 1 << 20]));
     let start = Instant::now();
+    ok(client.write(file, 0, &vec![1; 1 << 20]));
     for _ in 0..3 {
         assert_eq!(client.read(file, 0, MIB).unwrap().data.len(), 1 << 20);
     }
