@@ -23,9 +23,7 @@ impl State {
         let mut table = self.lock();
         let has_writer = self.has_writer_in(&table, call.file, now);
         let Table { clients, files, grace, delegations, .. } = &mut *table;
-        if clients.get(call.client).is_none() {
-            return Err(NotDelegated::Resource);
-        }
+        let peer = clients.get(call.client).ok_or(NotDelegated::Resource)?.peer;
         // A client has one of a file at most, and one that is recalled is not given anew before.
         let is_in_the_way = |(_, other): (DelegationId, &Delegation)| {
             other.client == call.client || other.phase != Phase::Held
@@ -44,7 +42,7 @@ impl State {
             return Err(NotDelegated::Resource);
         }
         let id = DelegationId(files.next_number());
-        delegations.add(id, call);
+        delegations.add(id, call, peer);
         Ok((id, self.delegation_stateid(id)))
     }
 

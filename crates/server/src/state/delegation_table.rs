@@ -6,11 +6,13 @@
 //! it does not matter which connection loses it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use proto::nfs4::{ClientId, FileHandle, Stateid};
 
 use super::backchannel::Recall;
+use super::hold_offs::{HELD_OFF_MAX, HoldOffs};
 use super::revoked::Revoked;
 use super::{DelegationId, Effect, ExportId, FileId, Step};
 
@@ -61,14 +63,15 @@ pub(super) struct Delegations {
     recalled: BTreeSet<DelegationId>,
     /// Those that were taken away from their clients.
     pub(super) revoked: Revoked,
-    /// Until when a file is not delegated again, because it was recalled.
-    held_off: HashMap<FileId, Duration>,
+    hold_offs: HoldOffs,
     totals: DelegationTotals,
 }
 
 #[derive(Debug)]
 pub(super) struct Delegation {
     pub(super) client: ClientId,
+    /// The address of the client.
+    peer: IpAddr,
     pub(super) file: FileId,
     export: ExportId,
     object: FileHandle,
@@ -97,7 +100,7 @@ impl Delegations {
             by_client: HashMap::new(),
             recalled: BTreeSet::new(),
             revoked: Revoked::new(delegations_max),
-            held_off: HashMap::new(),
+            hold_offs: HoldOffs::new(HELD_OFF_MAX),
             totals: DelegationTotals::default(),
         }
     }
@@ -113,24 +116,18 @@ impl Delegations {
 
     /// Whether a file is not to be delegated again yet, because it was recalled.
     pub(super) fn is_held_off(&self, file: FileId, now: Duration) -> bool {
-        self.held_off.get(&file).is_some_and(|until| now < *until)
+        self.hold_offs.contains(file, now)
     }
 
     /// Notes that a file was returned in time, if it was recalled.
     pub(super) fn note_returned(&mut self, file: FileId, now: Duration) {
         self.totals.returned += 1;
-        self.shorten_hold_off(file, now);
-    }
-
-    fn shorten_hold_off(&mut self, file: FileId, now: Duration) {
-        if let Some(until) = self.held_off.get_mut(&file) {
-            *until = (now + HOLD_OFF).min(*until);
-        }
+        self.hold_offs.shorten(file, now + HOLD_OFF);
     }
 
     /// Forgets what was recalled long ago.
     pub(super) fn end_hold_offs(&mut self, now: Duration) {
-        self.held_off.retain(|_, until| now < *until);
+        self.hold_offs.expire(now);
     }
 
     /// All that the server keeps in mind, revoked ones too.
@@ -146,7 +143,7 @@ impl Delegations {
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         let is_unused = self.by_file.is_empty() && self.by_client.is_empty();
-        self.len() == 0 && is_unused && self.recalled.is_empty()
+        self.len() == 0 && is_unused && self.recalled.is_empty() && self.hold_offs.is_empty()
     }
 
     pub(super) fn totals(&self) -> DelegationTotals {
@@ -166,10 +163,11 @@ impl Delegations {
         self.by_client.contains_key(&client)
     }
 
-    pub(super) fn add(&mut self, id: DelegationId, call: &Delegate) {
+    /// Adds a delegation. Its client has this address.
+    pub(super) fn add(&mut self, id: DelegationId, call: &Delegate, peer: IpAddr) {
         let Delegate { client, file, export, object, user, .. } = *call;
         let phase = Phase::Held;
-        self.by_id.insert(id, Delegation { client, file, export, object, user, phase });
+        self.by_id.insert(id, Delegation { client, peer, file, export, object, user, phase });
         self.by_file.entry(file).or_default().insert(id);
         self.by_client.entry(client).or_default().insert(id);
         self.totals.granted += 1;
@@ -232,10 +230,7 @@ impl Delegations {
             }
             Phase::Recalled { ends_at: earlier, .. } => *earlier = ends_at.min(*earlier),
         }
-        let file = delegation.file;
-        if self.held_off.len() < HELD_OFF_MAX || self.held_off.contains_key(&file) {
-            self.held_off.insert(file, ends_at + HOLD_OFF);
-        }
+        self.hold_offs.add(delegation.file, delegation.peer, (now, ends_at + HOLD_OFF));
     }
 
     /// Notes the answer to a recall: whether the client knows the delegation. One that it does not
@@ -247,8 +242,7 @@ impl Delegations {
         *unknown = (!is_known).then_some((count, since));
         if !is_known && count >= UNKNOWN_ANSWERS && now.saturating_sub(since) > UNKNOWN_FOR {
             *ends_at = now.min(*ends_at);
-            let file = delegation.file;
-            self.shorten_hold_off(file, now);
+            self.hold_offs.shorten(delegation.file, now + HOLD_OFF);
         }
     }
 
@@ -278,5 +272,3 @@ const UNKNOWN_FOR: Duration = Duration::from_secs(4);
 /// A file is not delegated again for so long after a recall: what conflicted is likely to come
 /// again.
 const HOLD_OFF: Duration = Duration::from_secs(30);
-/// Files that this is kept in mind for.
-const HELD_OFF_MAX: usize = 4096;

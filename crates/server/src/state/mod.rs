@@ -23,6 +23,7 @@ mod delegation_table;
 mod file_locks;
 mod files;
 mod grace;
+mod hold_offs;
 mod lease;
 mod limits;
 mod lock;

@@ -163,8 +163,8 @@ struct Model {
     delegations: BTreeMap<(usize, u64), ModelDelegation>,
     /// By client: revoked, and not freed, with the times at which they were.
     revoked: Vec<(usize, Stateid, u64)>,
-    /// Until when a file is not delegated again.
-    held_off: BTreeMap<u64, u64>,
+    /// Until when a file is not delegated again, by file and client.
+    held_off: BTreeMap<(u64, usize), u64>,
     /// Delegations that pin their file.
     granted: BTreeSet<DelegationId>,
     /// New opens, and their ends.

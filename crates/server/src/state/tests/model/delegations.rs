@@ -21,7 +21,10 @@ impl Model {
         };
         let is_contended = self.opens.iter().any(writes)
             || self.delegations.iter().any(is_in_the_way)
-            || self.held_off.get(&file).is_some_and(|until| self.now() < *until);
+            || self
+                .held_off
+                .range((file, 0)..(file, CLIENTS))
+                .any(|(_, until)| self.now() < *until);
         let of_client = self.delegations.keys().filter(|(holder, _)| *holder == at).count()
             + self.revoked.iter().filter(|(holder, ..)| *holder == at).count();
         let is_full =
@@ -47,7 +50,8 @@ impl Model {
         let again = state.return_delegation(client, &held.stateid, FileId(file), step);
         prop_assert_eq!(again, Err(Status::BadStateid));
         let until = self.now() + HOLD_OFF;
-        self.held_off.entry(file).and_modify(|at| *at = until.min(*at));
+        let of_file = self.held_off.range_mut((file, 0)..(file, CLIENTS));
+        of_file.for_each(|(_, at)| *at = until.min(*at));
         Ok(())
     }
 
@@ -60,9 +64,9 @@ impl Model {
     ) {
         let ends_at = self.now() + within.as_secs();
         let held = self.delegations.iter_mut();
-        for (_, held) in held.filter(|((at, of), _)| *of == file && conflicts(*at)) {
+        for ((at, _), held) in held.filter(|((at, of), _)| *of == file && conflicts(*at)) {
             held.ends_at = Some(held.ends_at.map_or(ends_at, |earlier| earlier.min(ends_at)));
-            self.held_off.insert(file, ends_at + HOLD_OFF);
+            self.held_off.insert((file, *at), ends_at + HOLD_OFF);
         }
     }
 
