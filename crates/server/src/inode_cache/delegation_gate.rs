@@ -2,8 +2,9 @@
 //! export.
 //!
 //! A delegation is given to a client while its caller has the inode to itself (`InodeLock`), and
-//! every change of data or attributes checks the gate under that lock. REMOVE, RENAME and LINK take
-//! the locks of directories instead: they are counted, and no delegation is given meanwhile.
+//! every change of data or attributes checks the gate under that lock. REMOVE, RENAME, LINK and the
+//! creation of a file take the locks of directories instead: they are counted, and no delegation of
+//! what may be their object is given meanwhile.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -46,7 +47,7 @@ pub(super) struct DelegationGate {
     /// both may take a holder for another, which recalls one delegation too many, and not the
     /// reverse.
     export: AtomicU64,
-    /// Changes of its names at work.
+    /// Changes of its names at work, and makers that are still to open it.
     pub(super) name_changes: AtomicUsize,
 }
 
@@ -83,7 +84,49 @@ pub(super) struct DelegationGates {
     pub(super) delegated: AtomicUsize,
     /// Changes of the names of objects that are not known to be delegated.
     pub(super) name_changes: AtomicUsize,
+    pub(super) creations: Creations,
     pub(super) requests: Arc<RecallRequests>,
+}
+
+/// Creations of files at work, numbered from 1 in the order in which they begin.
+///
+/// A file shows its name before its maker can count it by itself. But its state cannot be made
+/// before its creation has begun. So a state that has noted how many had begun when it was made is
+/// not of a file that a later one makes.
+#[derive(Default)]
+pub(super) struct Creations {
+    begun: AtomicU64,
+    /// The file systems, by their addresses in memory: one for each thread that makes a file.
+    at_work: Mutex<BTreeMap<u64, usize>>,
+}
+
+impl Creations {
+    /// How many have begun.
+    pub(super) fn begun(&self) -> u64 {
+        self.begun.load(Ordering::SeqCst)
+    }
+
+    /// Begins the next one, and returns its number.
+    pub(super) fn begin(&self, file_system: usize) -> u64 {
+        let mut at_work = self.lock();
+        let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
+        at_work.insert(number, file_system);
+        number
+    }
+
+    pub(super) fn end(&self, number: u64) {
+        self.lock().remove(&number);
+    }
+
+    /// Whether one at work may make the object of a state of this file system that was made when
+    /// `begun` had begun.
+    pub(super) fn may_make(&self, file_system: usize, begun: u64) -> bool {
+        self.lock().range(..=begun).any(|(_, other)| *other == file_system)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, usize>> {
+        self.at_work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The files whose delegations are to be recalled, by their addresses ([`Inode::address`]), each

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use io::KernelHandle;
 
 use super::Inode;
-use super::delegation_gate::{Changing, Holder, Holders};
+use super::delegation_gate::{Changing, Creations, Holder, Holders};
 use super::state::{InodeState, InodeStates};
 use crate::fs::Status;
 
@@ -36,6 +36,26 @@ impl NameChange {
     }
 }
 
+/// A creation of a file at work.
+struct Creation<'a> {
+    creations: &'a Creations,
+    number: u64,
+}
+
+impl<'a> Creation<'a> {
+    /// Begins one in this directory.
+    fn begin(directory: &'a InodeState) -> Self {
+        let creations = &directory.states.gates.creations;
+        Self { creations, number: creations.begin(directory.file_system_address()) }
+    }
+}
+
+impl Drop for Creation<'_> {
+    fn drop(&mut self) {
+        self.creations.end(self.number);
+    }
+}
+
 impl Drop for NameChange {
     fn drop(&mut self) {
         let counter = match &self.of {
@@ -59,11 +79,16 @@ impl InodeState {
         }
     }
 
-    /// Whether names of the object may be changing, by a call that has not seen its holders.
+    /// Whether names of the object may be changing, by a call that has not seen its holders. So may
+    /// those of one that was first seen while a file is made: it may be that file.
     pub(crate) fn has_name_changes(&self) -> bool {
         let is_changing = |changes: &AtomicUsize| changes.load(Ordering::SeqCst) > 0;
-        // In this order: what begins as a change of any object goes on as one of its own.
-        is_changing(&self.states.gates.name_changes) || is_changing(&self.gate.name_changes)
+        let gates = &self.states.gates;
+        // The object's own last: what begins as a creation, or a change of any object, goes on as
+        // one of its own.
+        gates.creations.may_make(self.file_system_address(), self.creations_begun)
+            || is_changing(&gates.name_changes)
+            || is_changing(&self.gate.name_changes)
     }
 
     /// Checks whether a call may change the object now. Otherwise its delegations are recalled.
@@ -89,8 +114,7 @@ impl InodeState {
         make: impl FnOnce() -> Result<T, E>,
         handle: impl FnOnce(&T) -> Option<KernelHandle>,
     ) -> Result<(T, Option<NameChange>), E> {
-        // Its name shows before it can be counted by itself.
-        let _any = NameChange::of_any(&self.states);
+        let _creation = Creation::begin(self);
         let made = make()?;
         let undelegated = handle(&made).map(|handle| NameChange::of_one(self.of_file(handle)));
         Ok((made, undelegated))
@@ -213,6 +237,56 @@ mod tests {
         assert!(!is_held_off(made));
         assert!(directory.make_undelegated(|| Err::<(), _>(()), |()| None).is_err());
         assert!(!is_held_off(made));
+    }
+
+    #[test]
+    fn a_file_is_held_off_whenever_it_is_seen_while_it_is_made() {
+        let steps = 5;
+        for (seen_after, checked_after) in
+            (2..=steps).flat_map(|seen| (seen..=steps).map(move |checked| (seen, checked)))
+        {
+            let directory = state();
+            let made = KernelHandle::from_parts(1, &[2; 8]).unwrap();
+            let (mut creation, mut undelegated, mut seen) = (None, None, None);
+            for step in 1..=steps {
+                match step {
+                    1 => creation = Some(Creation::begin(&directory)),
+                    // The name shows.
+                    2 => {}
+                    3 => undelegated = Some(NameChange::of_one(directory.of_file(made))),
+                    4 => creation = None,
+                    // The OPEN that has made it is done.
+                    _ => undelegated = None,
+                }
+                if step == seen_after {
+                    seen = Some(directory.of_file(made));
+                }
+                if step == checked_after {
+                    let is_held_off = seen.as_ref().is_some_and(|seen| seen.has_name_changes());
+                    assert_eq!(is_held_off, step < steps, "seen after {seen_after}");
+                }
+            }
+            assert!(creation.is_none() && undelegated.is_none());
+        }
+    }
+
+    #[test]
+    fn a_creation_holds_off_no_file_that_was_known_before_or_is_elsewhere() {
+        let directory = state();
+        let elsewhere = FileSystems::default().on((8, 2)).unwrap();
+        let [before, between] = [3, 4].map(|seed| KernelHandle::from_parts(1, &[seed; 8]).unwrap());
+        let begin = || Creation::begin(&directory);
+        let known_before = directory.of_file(before);
+        let first = begin();
+        let known_between = directory.of_file(between);
+        let second = begin();
+        assert!(!known_before.has_name_changes());
+        assert!(known_between.has_name_changes(), "the first may make it");
+        let other = directory.states.state(&elsewhere, between, FileType::RegularFile);
+        assert!(!other.has_name_changes());
+        drop(first);
+        assert!(!known_between.has_name_changes());
+        drop(second);
     }
 
     #[test]

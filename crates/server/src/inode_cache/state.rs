@@ -28,6 +28,8 @@ pub(crate) struct InodeState {
     pub(super) states: Arc<InodeStates>,
     file_system: Arc<FileSystem>,
     handle: KernelHandle,
+    /// [`Creations::begun`](super::delegation_gate::Creations::begun) when this was made.
+    pub(super) creations_begun: u64,
 
     /// What only a regular file has.
     pub(super) file: Option<Arc<FileState>>,
@@ -36,7 +38,7 @@ pub(crate) struct InodeState {
     pub(crate) lock: InodeLock,
 
     // Atomic.
-    /// Who has it delegated.
+    /// Who has it delegated, and the changes that keep it from being delegated.
     pub(super) gate: DelegationGate,
     /// Changes so far; each is counted after its system call and before the reply.
     changes: AtomicU64,
@@ -72,6 +74,7 @@ impl InodeState {
     ) -> Self {
         let file = (file_type == FileType::RegularFile).then(Arc::default);
         Self {
+            creations_begun: states.gates.creations.begun(),
             states,
             file_system,
             handle,
@@ -85,6 +88,11 @@ impl InodeState {
             holds: AtomicU64::new(0),
             unlinked: AtomicBool::new(false),
         }
+    }
+
+    /// Where its file system is in memory, which stays its own while this holds it.
+    pub(super) fn file_system_address(&self) -> usize {
+        Arc::as_ptr(&self.file_system).addr()
     }
 
     /// Notes that the length of a file is now `size`.
