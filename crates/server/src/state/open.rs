@@ -365,7 +365,11 @@ impl State {
             let deniers = table.files.deniers(file, wanted, None);
             self.forget_expired(table, deniers, step);
         }
-        if table.files.is_denied(file, wanted, None) { Err(Status::Locked) } else { Ok(()) }
+        if table.files.is_denied(file, wanted, None) {
+            return Err(Status::Locked);
+        }
+        table.settle_records(step);
+        Ok(())
     }
 }
 

@@ -34,6 +34,27 @@ fn a_client_is_recorded_before_its_first_state() {
     assert_eq!(busy, Err(Status::ClientidBusy));
 }
 
+/// The record of a client that denied writing would let it deny that again after a crash, as if no
+/// other client had written meanwhile.
+#[test]
+fn anonymous_io_waits_until_records_are_removed() {
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let denier = bed.client(b"denier");
+    bed.open(denier, ShareAccess::Read, ShareDeny::Write);
+    bed.step.now = LEASE * 2;
+    let other = bed.client(b"other");
+    settled(&mut bed);
+    bed.taken();
+    for call in ["that forgets the denier", "after it"] {
+        let checked = bed.check_io(other, &Stateid::ANONYMOUS, ShareAccess::Write);
+        assert_eq!(checked, Ok(IoState::Unchecked), "the call {call}");
+        assert!(bed.taken().contains(&Effect::Records), "the call {call}");
+    }
+    assert_eq!(settled(&mut bed), [RecordChange::Remove(b"denier".as_slice().into())]);
+    let checked = bed.check_io(other, &Stateid::ANONYMOUS, ShareAccess::Write);
+    assert_eq!((checked, bed.taken()), (Ok(IoState::Unchecked), vec![]));
+}
+
 #[test]
 fn only_recorded_clients_reclaim_and_all_others_wait_for_them() {
     let mut bed = Bed::new(Limits::default(), vec![record(b"a"), record(b"b")]);
