@@ -8,14 +8,54 @@ use super::{Outcome, Refused};
 use crate::vfs::Allocation;
 
 /// Decodes the arguments of an operation, and appends the result of the method that performs it.
+/// The work is boxed: that on a COMPOUND is as large as its largest part, and READ, WRITE and
+/// GETATTR are to stay quick.
 macro_rules! answer {
     ($compound:ident.$work:ident($($more:expr)?), $operation:ident, $reader:ident) => {{
         let outcome = match decoded($reader) {
-            Ok(args) => $compound.$work(args $(, $more)?).await,
+            Ok(args) => Box::pin($compound.$work(args $(, $more)?)).await,
             Err(refused) => Err(refused),
         };
         $compound.put($operation, outcome)
     }};
+}
+
+/// The operations that [`Compound::perform`] has no method for: SEQUENCE and those on filehandles
+/// alone are performed before, the others are not implemented. With these its match is exhaustive.
+macro_rules! others {
+    () => {
+        Op::Sequence
+            | Op::Putfh
+            | Op::Putrootfh
+            | Op::Putpubfh
+            | Op::Getfh
+            | Op::Savefh
+            | Op::Restorefh
+            | Op::Delegpurge
+            | Op::Openattr
+            | Op::OpenConfirm
+            | Op::Renew
+            | Op::Setclientid
+            | Op::SetclientidConfirm
+            | Op::ReleaseLockowner
+            | Op::GetDirDelegation
+            | Op::Getdeviceinfo
+            | Op::Getdevicelist
+            | Op::Layoutcommit
+            | Op::Layoutget
+            | Op::Layoutreturn
+            | Op::SetSsv
+            | Op::WantDelegation
+            | Op::CopyNotify
+            | Op::IoAdvise
+            | Op::Layouterror
+            | Op::Layoutstats
+            | Op::OffloadCancel
+            | Op::OffloadStatus
+            | Op::ReadPlus
+            | Op::WriteSame
+            | Op::Illegal
+    };
 }
 
 impl<'a> Compound<'a> {
@@ -33,25 +73,55 @@ impl<'a> Compound<'a> {
             Op::Read => self.read(reader).await,
             Op::Write => self.write(reader).await,
             Op::Getattr => self.getattr(reader, written).await,
-            Op::Access | Op::Setattr | Op::Verify | Op::Nverify | Op::Commit | Op::Readdir => {
-                Box::pin(self.perform_on_object(operation, reader)).await
+            Op::Access => answer!(self.access(), operation, reader),
+            Op::Setattr => Box::pin(self.setattr(reader)).await,
+            Op::Verify => answer!(self.verify(true), operation, reader),
+            Op::Nverify => answer!(self.verify(false), operation, reader),
+            Op::Commit => Box::pin(self.commit(reader)).await,
+            Op::Readdir => Box::pin(self.readdir(reader)).await,
+            Op::Lookup => answer!(self.lookup(), operation, reader),
+            Op::Lookupp => {
+                let outcome = Box::pin(self.lookup_parent()).await;
+                self.put(operation, outcome)
             }
-            Op::Lookup
-            | Op::Lookupp
-            | Op::Readlink
-            | Op::Create
-            | Op::Remove
-            | Op::Rename
-            | Op::Link
-            | Op::Secinfo
-            | Op::SecinfoNoName => Box::pin(self.perform_on_names(operation, reader)).await,
-            Op::Seek | Op::Allocate | Op::Deallocate | Op::Copy | Op::Clone => {
-                Box::pin(self.perform_on_ranges(operation, reader)).await
+            Op::Readlink => Box::pin(self.readlink()).await,
+            Op::Create => answer!(self.create(), operation, reader),
+            Op::Remove => answer!(self.remove(), operation, reader),
+            Op::Rename => answer!(self.rename(), operation, reader),
+            Op::Link => answer!(self.link(), operation, reader),
+            Op::Secinfo => answer!(self.secinfo(), operation, reader),
+            Op::SecinfoNoName => answer!(self.secinfo_no_name(), operation, reader),
+            Op::Seek => answer!(self.seek(), operation, reader),
+            Op::Allocate => answer!(self.allocate(Allocation::Allocate), operation, reader),
+            Op::Deallocate => answer!(self.allocate(Allocation::Deallocate), operation, reader),
+            Op::Copy => answer!(self.copy(), operation, reader),
+            Op::Clone => answer!(self.clone_range(), operation, reader),
+            Op::Getxattr => Box::pin(self.getxattr(reader)).await,
+            Op::Setxattr => Box::pin(self.setxattr(reader)).await,
+            Op::Listxattrs => Box::pin(self.listxattrs(reader)).await,
+            Op::Removexattr => answer!(self.removexattr(), operation, reader),
+            Op::ExchangeId => {
+                let outcome = match decoded(reader) {
+                    Ok(args) => Box::pin(self.exchange_id(args)).await,
+                    Err(refused) => Err(refused),
+                };
+                self.put_exchanged(outcome)
             }
-            Op::Getxattr | Op::Setxattr | Op::Listxattrs | Op::Removexattr => {
-                Box::pin(self.perform_on_xattrs(operation, reader)).await
-            }
-            _ => Box::pin(self.perform_on_state(operation, reader)).await,
+            Op::CreateSession => answer!(self.create_session(), operation, reader),
+            Op::DestroySession => answer!(self.destroy_session(), operation, reader),
+            Op::DestroyClientid => answer!(self.destroy_clientid(), operation, reader),
+            Op::BindConnToSession => answer!(self.bind_connection(), operation, reader),
+            Op::BackchannelCtl => answer!(self.backchannel_ctl(), operation, reader),
+            Op::ReclaimComplete => answer!(self.reclaim_complete(), operation, reader),
+            Op::Open => answer!(self.open(), operation, reader),
+            Op::Close => answer!(self.close(), operation, reader),
+            Op::OpenDowngrade => answer!(self.open_downgrade(), operation, reader),
+            Op::FreeStateid => answer!(self.free_stateid(), operation, reader),
+            Op::TestStateid => self.test_stateid(reader),
+            Op::Lock | Op::Lockt => Box::pin(self.lock_or_test(operation, reader)).await,
+            Op::Locku => answer!(self.unlock(), operation, reader),
+            Op::Delegreturn => answer!(self.return_delegation(), operation, reader),
+            others!() => self.put::<()>(operation, Err(Status::Notsupp.into())),
         }
     }
 
@@ -87,103 +157,6 @@ impl<'a> Compound<'a> {
         };
         self.written = None;
         Some(done)
-    }
-
-    async fn perform_on_xattrs(
-        &mut self,
-        operation: Op,
-        reader: &mut Reader<'a>,
-    ) -> Result<(), Status> {
-        match operation {
-            Op::Getxattr => self.getxattr(reader).await,
-            Op::Setxattr => self.setxattr(reader).await,
-            Op::Listxattrs => self.listxattrs(reader).await,
-            // REMOVEXATTR.
-            _ => answer!(self.removexattr(), operation, reader),
-        }
-    }
-
-    async fn perform_on_object(
-        &mut self,
-        operation: Op,
-        reader: &mut Reader<'a>,
-    ) -> Result<(), Status> {
-        match operation {
-            Op::Access => answer!(self.access(), operation, reader),
-            Op::Setattr => self.setattr(reader).await,
-            Op::Commit => self.commit(reader).await,
-            Op::Readdir => self.readdir(reader).await,
-            // VERIFY and NVERIFY.
-            _ => answer!(self.verify(operation == Op::Verify), operation, reader),
-        }
-    }
-
-    async fn perform_on_names(
-        &mut self,
-        operation: Op,
-        reader: &mut Reader<'a>,
-    ) -> Result<(), Status> {
-        match operation {
-            Op::Lookup => answer!(self.lookup(), operation, reader),
-            Op::Create => answer!(self.create(), operation, reader),
-            Op::Remove => answer!(self.remove(), operation, reader),
-            Op::Rename => answer!(self.rename(), operation, reader),
-            Op::Link => answer!(self.link(), operation, reader),
-            Op::Secinfo => answer!(self.secinfo(), operation, reader),
-            Op::SecinfoNoName => answer!(self.secinfo_no_name(), operation, reader),
-            Op::Readlink => self.readlink().await,
-            // LOOKUPP.
-            _ => {
-                let outcome = self.lookup_parent().await;
-                self.put(operation, outcome)
-            }
-        }
-    }
-
-    async fn perform_on_ranges(
-        &mut self,
-        operation: Op,
-        reader: &mut Reader<'a>,
-    ) -> Result<(), Status> {
-        match operation {
-            Op::Seek => answer!(self.seek(), operation, reader),
-            Op::Allocate => answer!(self.allocate(Allocation::Allocate), operation, reader),
-            Op::Deallocate => answer!(self.allocate(Allocation::Deallocate), operation, reader),
-            Op::Copy => answer!(self.copy(), operation, reader),
-            // CLONE.
-            _ => answer!(self.clone_range(), operation, reader),
-        }
-    }
-
-    async fn perform_on_state(
-        &mut self,
-        operation: Op,
-        reader: &mut Reader<'a>,
-    ) -> Result<(), Status> {
-        match operation {
-            Op::ExchangeId => {
-                let outcome = match decoded(reader) {
-                    Ok(args) => self.exchange_id(args).await,
-                    Err(refused) => Err(refused),
-                };
-                self.put_exchanged(outcome)
-            }
-            Op::CreateSession => answer!(self.create_session(), operation, reader),
-            Op::DestroySession => answer!(self.destroy_session(), operation, reader),
-            Op::DestroyClientid => answer!(self.destroy_clientid(), operation, reader),
-            Op::BindConnToSession => answer!(self.bind_connection(), operation, reader),
-            Op::BackchannelCtl => answer!(self.backchannel_ctl(), operation, reader),
-            Op::ReclaimComplete => answer!(self.reclaim_complete(), operation, reader),
-            Op::Open => answer!(self.open(), operation, reader),
-            Op::Close => answer!(self.close(), operation, reader),
-            Op::OpenDowngrade => answer!(self.open_downgrade(), operation, reader),
-            Op::FreeStateid => answer!(self.free_stateid(), operation, reader),
-            Op::TestStateid => self.test_stateid(reader),
-            Op::Lock | Op::Lockt => self.lock_or_test(operation, reader).await,
-            Op::Locku => answer!(self.unlock(), operation, reader),
-            Op::Delegreturn => answer!(self.return_delegation(), operation, reader),
-            _ => self.put::<()>(operation, Err(Status::Notsupp.into())),
-        }
     }
 
     fn put_fh(&mut self, reader: &mut Reader<'a>) -> Outcome<()> {
