@@ -174,10 +174,12 @@ pub(crate) async fn serve(
     // Listed from now on, also without a call.
     let _ = intake.client();
     tokio::select! {
-        () = seat.take_turns(flushed(&replies, take_calls(&seat, intake, receiver))) => {}
+        // An evicted connection begins no call: its client's state may be gone.
+        biased;
+        () = activity.evicted() => tracing::debug!(client = %address, "evicted"),
+        () = calls(&seat, intake, receiver) => {}
         // The peer does not take its replies, or sends what are no calls.
         _ = &mut sender => service.counters.add(Counter::BrokenConnections, 1),
-        () = activity.evicted() => tracing::debug!(client = %address, "evicted"),
         _ = stop.wait_for(|stop| *stop) => {}
     }
     drain(&socket, activity).await;
@@ -188,6 +190,13 @@ pub(crate) async fn serve(
         _ = stop.wait_for(|stop| *stop) => {}
     }
     tracing::debug!(client = %address, "disconnected");
+}
+
+/// Takes calls and begins them until the connection ends, once it may take any.
+async fn calls(seat: &Seat, intake: Arc<Intake>, receiver: Receiver<SocketReader>) {
+    let (replies, activity) = (Arc::clone(&intake.replies), Arc::clone(&intake.activity));
+    intake.service.connections.may_take_calls(&activity).await;
+    seat.take_turns(flushed(&replies, take_calls(seat, intake, receiver))).await;
 }
 
 /// Does the work, and sends the replies that are left whenever it waits.

@@ -4,8 +4,9 @@
 //! that is of peers that no export admits. At a limit a new connection takes the place of an idle
 //! one, which loses nothing: an NFSv3 client connects again with its next call. A connection is
 //! idle while it has no call at work, no reply to send and no unread bytes in its socket. It is
-//! idle from the beginning until its first call is whole. While it waits for limits of exports it
-//! is idle with a call in its socket too, and makes room after all others. A peer at its own limit
+//! idle from the beginning until its first call is whole. While it waits for limits of exports, or
+//! for the end of its peer's state, it is idle with a call in its socket too, and makes room after
+//! all others. A peer at its own limit
 //! loses any idle connection; at the limit for all, a connection has to be idle for [`IDLE_MIN`],
 //! so that one just accepted, or one between two calls, stays open. The new connection waits for
 //! one just accepted if that is next in rank: many accepted at once displace no client.
@@ -85,7 +86,7 @@ pub(crate) struct Connections {
     /// The value of [`State::open`], readable without the lock.
     open: AtomicUsize,
     state: Mutex<State>,
-    /// Notified when a connection has ended.
+    /// Notified when a connection or an [`Eviction`] has ended.
     ended: Notify,
 }
 
@@ -97,6 +98,8 @@ struct State {
     strangers: usize,
     /// Evicted connections that have not ended.
     evicted: Vec<Arc<Activity>>,
+    /// The peer of each [`Eviction`].
+    held_peers: Vec<IpAddr>,
     /// Connections that have not ended, evicted or not.
     open: usize,
 }
@@ -131,6 +134,15 @@ pub(crate) struct ConnectionPermit {
     pub(crate) activity: Arc<Activity>,
 }
 
+/// The end of all connections of a peer. Those that it makes before this is dropped take no calls
+/// meanwhile.
+pub(crate) struct Eviction<'a> {
+    connections: &'a Connections,
+    peer: IpAddr,
+    /// The connections that had not ended, also those evicted before: their calls may be at work.
+    pub(crate) evicted: Vec<Arc<Activity>>,
+}
+
 enum Entry {
     Admitted(Arc<Activity>),
     /// An evicted connection, or any other, has to end first.
@@ -155,9 +167,9 @@ impl Activity {
         self.has_called.store(true, Ordering::Relaxed);
     }
 
-    /// Notes whether the connection waits for limits of exports: it is idle then unless a call is
-    /// at work, whatever is unread. A call that waits for its peer's limits must not keep a place
-    /// that no other connection can leave.
+    /// Notes whether the connection waits for limits of exports, or for the end of its peer's
+    /// state: it is idle then unless a call is at work, whatever is unread. A call that waits for
+    /// its peer's limits must not keep a place that no other connection can leave.
     pub(crate) fn set_held_back(&self, is_held_back: bool) {
         self.holds_call.store(false, Ordering::Relaxed);
         self.is_held_back.store(is_held_back, Ordering::Relaxed);
@@ -290,17 +302,36 @@ impl Connections {
         state.peers.iter().map(of_peer).collect()
     }
 
-    /// Has all connections of a peer end. Calls in progress are completed and answered. Returns the
-    /// connections that have not ended, also those evicted before: their calls may be at work.
-    pub(crate) fn evict_peer(&self, peer: IpAddr) -> Vec<Arc<Activity>> {
+    /// Has all connections of a peer end. Calls in progress are completed and answered.
+    pub(crate) fn evict_peer(&self, peer: IpAddr) -> Eviction<'_> {
         let mut state = self.lock();
         let peer = peer.to_canonical();
+        state.held_peers.push(peer);
         for activity in state.peers.get(&peer).cloned().unwrap_or_default() {
             state.remove(&activity);
             activity.evicted.notify_one();
             state.evicted.push(activity);
         }
-        state.evicted.iter().filter(|activity| activity.peer == peer).cloned().collect()
+        let of_peer = state.evicted.iter().filter(|activity| activity.peer == peer);
+        Eviction { connections: self, peer, evicted: of_peer.cloned().collect() }
+    }
+
+    /// Resolves when a connection may take calls: while no [`Eviction`] of its peer is there.
+    pub(crate) async fn may_take_calls(&self, activity: &Activity) {
+        let mut is_held_back = false;
+        loop {
+            let ended = self.ended.notified();
+            if !self.lock().held_peers.contains(&activity.peer) {
+                break;
+            }
+            if !std::mem::replace(&mut is_held_back, true) {
+                activity.set_held_back(true);
+            }
+            ended.await;
+        }
+        if is_held_back {
+            activity.set_held_back(false);
+        }
     }
 
     /// The slots that each connection has to leave unused now, because many are open.
@@ -502,6 +533,17 @@ impl State {
             self.peers.remove(&activity.peer);
         }
         self.strangers -= usize::from(activity.is_stranger());
+    }
+}
+
+impl Drop for Eviction<'_> {
+    fn drop(&mut self) {
+        {
+            let held_peers = &mut self.connections.lock().held_peers;
+            let at = held_peers.iter().position(|peer| *peer == self.peer);
+            held_peers.swap_remove(at.expect("it was added for this"));
+        }
+        self.connections.ended.notify_waiters();
     }
 }
 

@@ -29,7 +29,7 @@ use crate::rate_limits::RateLimits;
 use crate::recovery::{Recovered, Recovery};
 use crate::reply_cache::ReplyCache;
 use crate::settlement::Settlement;
-use crate::state::State;
+use crate::state::{State, Step};
 use crate::stays::Stays;
 use crate::trace::Tracer;
 use crate::vfs::{Switches, Vfs};
@@ -240,9 +240,13 @@ impl Service {
 
     /// Ends the connections of a client address, and all its state of version 4. It may connect
     /// again at once. The state stays while calls are at work, for [`DROP_WAIT_MAX`] at most: a
-    /// WRITE under a lock must not go on after another client has taken the lock.
+    /// WRITE under a lock must not go on after another client has taken the lock. Calls over new
+    /// connections wait for the end of the state, if there is any.
     pub(crate) async fn drop_client(&self, address: IpAddr) -> Dropped {
-        let evicted = self.connections.evict_peer(address);
+        let mut eviction = self.connections.evict_peer(address);
+        let evicted = std::mem::take(&mut eviction.evicted);
+        // Without state, new connections wait for nothing.
+        let eviction = Some(eviction).filter(|_| self.state.has_client_of(address));
         let all_ended = async {
             for activity in &evicted {
                 activity.calls_ended().await;
@@ -251,8 +255,15 @@ impl Service {
         // Calls that are left are counted.
         let _ = tokio::time::timeout(DROP_WAIT_MAX, all_ended).await;
         let calls_in_progress = evicted.iter().map(|activity| activity.calls()).sum();
-        let nfs4_clients = self.change_state(|state, step| state.forget_peer(address, step)).await;
-        Dropped { connections: evicted.len(), nfs4_clients, calls_in_progress }
+        let connections = evicted.len();
+        let forget = |state: &State, step: &mut Step| {
+            let forgotten = state.forget_peer(address, step);
+            // The disk with the records must not hold up the new connections.
+            drop(eviction);
+            forgotten
+        };
+        let nfs4_clients = self.change_state(forget).await;
+        Dropped { connections, nfs4_clients, calls_in_progress }
     }
 
     /// Puts the settings that are not of an export in force, as far as a running server can change

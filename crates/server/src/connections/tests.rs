@@ -109,6 +109,33 @@ async fn longest_idle_connection_of_the_same_peer_makes_room() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn new_connections_of_an_evicted_peer_wait_for_the_end_of_the_eviction() {
+    let connections = connections(16);
+    let mut permits = Vec::new();
+    assert!(enter(&connections, &mut permits, address(1), false).await);
+    let [eviction, other] = [1, 1].map(|peer| connections.evict_peer(address(peer).ip()));
+    let counts = [&eviction, &other].map(|eviction| eviction.evicted.len());
+    assert_eq!(counts, [1, 1]);
+    for peer in 1..=2 {
+        assert!(enter(&connections, &mut permits, address(peer), false).await);
+    }
+    let takes_calls = async |permit: &ConnectionPermit| {
+        let waiting = connections.may_take_calls(&permit.activity);
+        tokio::time::timeout(Duration::from_secs(1), waiting).await.is_ok()
+    };
+    assert!(!takes_calls(&permits[1]).await && takes_calls(&permits[2]).await);
+    drop(eviction);
+    assert!(!takes_calls(&permits[1]).await, "there is another eviction");
+    let (began, waiting) = (Instant::now(), connections.may_take_calls(&permits[1].activity));
+    let end = async {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        drop(other);
+    };
+    tokio::join!(waiting, end);
+    assert_eq!(began.elapsed(), Duration::from_secs(5));
+}
+
+#[tokio::test(start_paused = true)]
 async fn busy_connections_are_not_evicted() {
     let connections = connections(2);
     let mut permits = Vec::new();

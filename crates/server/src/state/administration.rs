@@ -46,6 +46,11 @@ impl State {
         reports
     }
 
+    /// Whether there is a client of an address.
+    pub(crate) fn has_client_of(&self, peer: IpAddr) -> bool {
+        self.lock().clients.of_peer(peer.to_canonical()).next().is_some()
+    }
+
     /// Forgets the clients of an address with all they have; returns how many there were. The
     /// clients notice it by `BADSESSION`, and cannot reclaim anything.
     pub(crate) fn forget_peer(&self, peer: IpAddr, step: &mut Step) -> usize {

@@ -176,11 +176,16 @@ fn a_dropped_client_keeps_its_state_until_its_calls_end() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
         runtime.unwrap().block_on(monitor.drop_client(loopback(1).into()))
     });
-    std::thread::sleep(Duration::from_secs(1));
+    std::thread::sleep(Duration::from_millis(500));
+    let mut second = Client::connect_from(loopback(1), fixture.address());
+    let calling = std::thread::spawn(move || second.null());
+    std::thread::sleep(Duration::from_millis(500));
     assert!(!dropping.is_finished(), "a call is in progress");
+    assert!(!calling.is_finished(), "the client has its state still");
     drop(frozen);
     let dropped = dropping.join().unwrap();
     assert_eq!((dropped.connections, dropped.calls_in_progress), (1, 0));
+    calling.join().unwrap();
 }
 
 #[test]
