@@ -10,7 +10,7 @@ import subprocess
 import time
 
 from harness import (
-    EXPORT, Server, Skip, case, check, main, need, run, run_ok, scratch_dir,
+    EXPORT, Server, Skip, case, check, free_port, main, need, run, run_ok, scratch_dir,
 )  # fmt: skip
 
 PROGRAMS = {"100003": "nfs", "100005": "mountd"}
@@ -28,6 +28,30 @@ def registered():
     """The (program, version, protocol, port) rows of `rpcinfo -p`."""
     rows = run_ok("rpcinfo", "-p", "127.0.0.1").stdout.splitlines()[1:]
     return {tuple(row.split()[:4]) for row in rows}
+
+
+def registrations():
+    """The (program, netid, owner) of NFS and MOUNT version 3 that rpcbind lists."""
+    rows = [row.split() for row in run_ok("rpcinfo", "::1").stdout.splitlines()[1:]]
+    return {(row[0], row[2], row[-1]) for row in rows if row[0] in PROGRAMS and row[1] == "3"}
+
+
+def check_registered(*netids):
+    """NFS and MOUNT are registered with these and no others, and no other user can remove them."""
+    wanted = {(program, netid, "superuser") for program in PROGRAMS for netid in netids}
+    check(registrations() == wanted, f"registered are {sorted(registrations())}")
+
+
+def server_of_both_families():
+    port = free_port()
+    listen = ("--listen", f"[::1]:{port}")
+    return Server(scratch_dir("export"), "--portmap", *listen, port=port)
+
+
+def check_answers_over_ipv6():
+    """The portmapper or rpcbind is found over IPv6, and so are NFS and MOUNT version 3."""
+    for program in PROGRAMS:
+        run_ok("rpcinfo", "-T", "tcp6", "::1", program, "3")
 
 
 def check_found(server):
@@ -70,8 +94,14 @@ def beside_rpcbind():
     with rpcbind():
         with Server(scratch_dir("export"), "--portmap") as server:
             check_found(server)
+            check_registered("tcp")
+        with server_of_both_families() as server:
+            check_found(server)
+            check_registered("tcp", "tcp6")
+            check_answers_over_ipv6()
         left = [row for row in registered() if row[0] in PROGRAMS]
         check(not left, f"still registered after the exit: {left}")
+        check(not registrations(), f"still registered after the exit: {registrations()}")
 
 
 @case

@@ -105,8 +105,8 @@ pub struct Server {
     clock: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
     /// Changes with each tick of the inode cache.
     ticks: watch::Receiver<()>,
-    /// The port registered with rpcbind, if any.
-    registered_port: Option<u16>,
+    /// The addresses registered with rpcbind.
+    registered: Vec<SocketAddr>,
     /// Held until the server has stopped.
     state_dir: StateDir,
     versions: NfsVersions,
@@ -163,7 +163,7 @@ impl Server {
             tasks: Vec::new(),
             clock: None,
             ticks,
-            registered_port: None,
+            registered: Vec::new(),
             state_dir,
             versions: config.nfs_versions(),
         };
@@ -198,8 +198,9 @@ impl Server {
                 self.accept(Programs::Portmapper(mapped), listener);
             }
             Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
-                registration::register(RPCBIND, nfs.port()).await.map_err(StartError::Portmap)?;
-                self.registered_port = Some(nfs.port());
+                let registered = self.local_addrs.clone();
+                registration::register(RPCBIND, &registered).await.map_err(StartError::Portmap)?;
+                self.registered = registered;
             }
             Err(error) => return Err(StartError::Portmap(error)),
         }
@@ -314,8 +315,8 @@ impl Server {
     pub async fn shutdown(mut self) -> Result<(), ShutdownError> {
         let failures = self.service.vfs.failed_flushes();
         self.stop.send_replace(true);
-        if let Some(port) = self.registered_port
-            && let Err(error) = registration::unregister(RPCBIND, port).await
+        if !self.registered.is_empty()
+            && let Err(error) = registration::unregister(RPCBIND, &self.registered).await
         {
             tracing::warn!(%error, "cannot unregister from rpcbind");
         }
