@@ -6,6 +6,7 @@ Runs in a network name space of its own (see `run`): port 111 of the machine is 
 
 import contextlib
 import os
+import socket
 import subprocess
 import time
 
@@ -85,7 +86,22 @@ def own_portmapper():
     with Server(scratch_dir("export"), "--portmap") as server:
         check(("100000", "2", "tcp", "111") in registered(), "the portmapper does not list itself")
         check_found(server)
+    with server_of_both_families() as server:
+        check_found(server)
+        check_answers_over_ipv6()
     check(run("rpcinfo", "-p", "127.0.0.1").returncode != 0, "port 111 answers after the exit")
+
+
+@case
+def port_111_of_one_address_is_taken():
+    need_own_port_111()
+    with socket.create_server(("::1", 111), family=socket.AF_INET6):
+        with server_of_both_families() as server:
+            check_found(server)
+            warning = "cannot listen on [::1]:111"
+            check(warning in server.log_text(), f"no warning: {server.last_words()}")
+            itself = "for another server"
+            check(itself not in server.log_text(), f"it asked itself: {server.last_words()}")
 
 
 @case

@@ -57,6 +57,34 @@ impl Transport {
     }
 }
 
+/// The first listening address of each host, on all of which a portmapper has to answer. A wildcard
+/// includes the hosts of its family, and `::` those of IPv4 too, unless an IPv4 address has its
+/// port: then its socket takes IPv6 alone.
+pub(crate) fn hosts(listening: &[SocketAddr]) -> Vec<SocketAddr> {
+    let is_v4 = |address: &SocketAddr| address.ip().to_canonical().is_ipv4();
+    let takes_v4 = |wide: &SocketAddr| {
+        is_v4(wide) || !listening.iter().any(|other| is_v4(other) && other.port() == wide.port())
+    };
+    let covers = |wide: &SocketAddr, address: &SocketAddr| {
+        let takes = if is_v4(address) { takes_v4(wide) } else { !is_v4(wide) };
+        wide.ip().is_unspecified() && wide.ip() != address.ip() && takes
+    };
+    let mut hosts: Vec<SocketAddr> = Vec::new();
+    for address in listening {
+        let is_covered = listening.iter().any(|wide| covers(wide, address));
+        if !is_covered && hosts.iter().all(|host| beside(*host) != beside(*address)) {
+            hosts.push(*address);
+        }
+    }
+    hosts
+}
+
+/// Where a portmapper answers for the host of `address`.
+pub(crate) fn beside(mut address: SocketAddr) -> SocketAddr {
+    address.set_port(PORT);
+    address
+}
+
 /// Answers a call, writing the results behind the reply header.
 pub(crate) fn execute(
     mapped: &Mapped,
@@ -370,6 +398,28 @@ mod tests {
         assert_eq!(netids_of_nfs("0.0.0.0:2049"), std::slice::from_ref(&v4));
         assert_eq!(netids_of_nfs("[2001:db8::1]:2049"), std::slice::from_ref(&v6));
         assert_eq!(netids_of_nfs("[::]:2049"), [v4, v6]);
+    }
+
+    #[test]
+    fn each_host_that_is_listened_on_is_answered_on_once() {
+        let table: [(&[&str], &[&str]); 9] = [
+            (&["127.0.0.1:2049"], &["127.0.0.1:2049"]),
+            (&["127.0.0.1:1", "127.0.0.1:2"], &["127.0.0.1:1"]),
+            (&["192.0.2.1:1", "[2001:db8::1]:1"], &["192.0.2.1:1", "[2001:db8::1]:1"]),
+            (&["192.0.2.1:1", "0.0.0.0:2", "[::1]:1"], &["0.0.0.0:2", "[::1]:1"]),
+            (&["[::1]:1", "[::]:2", "192.0.2.1:1"], &["[::]:2"]),
+            (&["0.0.0.0:1", "[::]:2"], &["[::]:2"]),
+            // With one port `::` takes IPv6 alone.
+            (&["0.0.0.0:1", "[::]:1"], &["0.0.0.0:1", "[::]:1"]),
+            (&["[::]:1", "192.0.2.1:1", "[::1]:2"], &["[::]:1", "192.0.2.1:1"]),
+            (&["[fe80::1%1]:1", "[fe80::1%2]:1"], &["[fe80::1%1]:1", "[fe80::1%2]:1"]),
+        ];
+        for (listening, expected) in table {
+            let addresses = |texts: &[&str]| -> Vec<SocketAddr> {
+                texts.iter().map(|text| text.parse().unwrap()).collect()
+            };
+            assert_eq!(hosts(&addresses(listening)), addresses(expected), "{listening:?}");
+        }
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! A running server: start, reload, stop.
 
 use std::fs;
-use std::net::{Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::OwnedFd;
 use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::portmap::PORT;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 use tokio::sync::{oneshot, watch};
 use tokio::task::{JoinError, JoinHandle, JoinSet, spawn_blocking};
@@ -183,26 +183,48 @@ impl Server {
         Ok(server)
     }
 
-    /// Answers on port 111, or registers with the rpcbind that has it.
+    /// Answers on port 111 of each host that it listens on, or registers with the rpcbind that has
+    /// the port. What fails is a warning, unless clients find the server nowhere.
     async fn start_portmap(&mut self) -> Result<(), StartError> {
-        let Some(first) = self.local_addrs.first() else { return Ok(()) };
-        let (nfs, address) = (*first, SocketAddr::new(first.ip(), PORT));
-        match TcpListener::bind(address) {
-            Ok(listener) => {
-                listener.set_nonblocking(true).map_err(StartError::Portmap)?;
-                let socket = UdpSocket::bind(address).map_err(StartError::Portmap)?;
-                socket.set_nonblocking(true).map_err(StartError::Portmap)?;
-                let mapped = Mapped { nfs, called: Ipv6Addr::UNSPECIFIED.into() };
-                let answering = portmap::serve_datagrams(socket, mapped);
-                self.tasks.push(self.threads.next().spawn(answering));
-                self.accept(Programs::Portmapper(mapped), listener);
+        let hosts = portmap::hosts(&self.local_addrs);
+        let is_v6_only = hosts.iter().any(|host| host.ip().to_canonical().is_ipv4());
+        let (mut taken, mut failures) = (Vec::new(), Vec::new());
+        let (mut is_found, mut has_rpcbinds_address) = (false, false);
+        for nfs in hosts {
+            match open_portmapper(nfs, is_v6_only) {
+                Ok((listener, socket)) => {
+                    let mapped = Mapped { nfs, called: Ipv6Addr::UNSPECIFIED.into() };
+                    let answering = portmap::serve_datagrams(socket, mapped);
+                    self.tasks.push(self.threads.next().spawn(answering));
+                    self.accept(Programs::Portmapper(mapped), listener);
+                    is_found = true;
+                    has_rpcbinds_address |= takes_ipv4_loopback(nfs.ip(), is_v6_only);
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
+                    taken.push((nfs, error));
+                }
+                Err(error) => failures.push(error),
             }
-            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
-                let registered = self.local_addrs.clone();
-                registration::register(RPCBIND, &registered).await.map_err(StartError::Portmap)?;
-                self.registered = registered;
+        }
+        let (taken, errors): (Vec<_>, Vec<_>) = taken.into_iter().unzip();
+        // No rpcbind answers where this server does.
+        if taken.is_empty() || has_rpcbinds_address {
+            failures.extend(errors);
+        } else {
+            match registration::register(RPCBIND, &taken).await {
+                Ok(()) => (self.registered, is_found) = (taken, true),
+                Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
+                    failures.insert(0, error);
+                }
+                // Another program than an rpcbind may have the port.
+                Err(error) => failures.extend(errors.into_iter().chain([error])),
             }
-            Err(error) => return Err(StartError::Portmap(error)),
+        }
+        for error in failures {
+            if !is_found {
+                return Err(StartError::Portmap(error));
+            }
+            tracing::warn!(%error, "clients do not find the server on some of its addresses");
         }
         Ok(())
     }
@@ -364,24 +386,50 @@ fn bind(addresses: &[SocketAddr]) -> Result<Vec<(SocketAddr, TcpListener)>, Star
         address.port() != 0 && others.any(|other| other.ip().to_canonical().is_ipv4())
     };
     let bind = |&address: &SocketAddr| {
-        let is_v6_only = address.ip() == Ipv6Addr::UNSPECIFIED && collides(&address);
-        let socket = open(address, is_v6_only).and_then(listen);
+        let socket = open(address, SocketType::STREAM, collides(&address));
+        let socket = socket.and_then(|socket| listen(socket.into()));
         socket.map_err(|error| StartError::Listen { address, error })
     };
     addresses.iter().map(bind).collect()
 }
 
-/// A bound socket.
-fn open(address: SocketAddr, is_v6_only: bool) -> std::io::Result<TcpListener> {
+/// The sockets of a portmapper beside `nfs`.
+fn open_portmapper(nfs: SocketAddr, is_v6_only: bool) -> std::io::Result<(TcpListener, UdpSocket)> {
+    let address = portmap::beside(nfs);
+    let open = |kind| open(address, kind, is_v6_only);
+    let sockets = || {
+        let (_, listener) = listen(open(SocketType::STREAM)?.into())?;
+        let socket = UdpSocket::from(open(SocketType::DGRAM)?);
+        socket.set_nonblocking(true)?;
+        Ok((listener, socket))
+    };
+    let named = |error: std::io::Error| {
+        std::io::Error::new(error.kind(), format!("cannot listen on {address}: {error}"))
+    };
+    sockets().map_err(named)
+}
+
+/// Whether a socket bound to `ip` takes what is sent to 127.0.0.1, where an rpcbind answers.
+fn takes_ipv4_loopback(ip: IpAddr, is_v6_only: bool) -> bool {
+    match ip.to_canonical() {
+        IpAddr::V4(ip) => ip == Ipv4Addr::LOCALHOST || ip.is_unspecified(),
+        IpAddr::V6(ip) => ip.is_unspecified() && !is_v6_only,
+    }
+}
+
+/// A bound socket. With `is_v6_only` `::` does not include IPv4.
+fn open(address: SocketAddr, kind: SocketType, is_v6_only: bool) -> std::io::Result<OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let socket = net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // Connections of a server before may still be in TIME_WAIT.
-    sockopt::set_socket_reuseaddr(&socket, true)?;
-    if is_v6_only {
+    let socket = net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+    if kind == SocketType::STREAM {
+        // Connections of a server before may still be in TIME_WAIT.
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+    }
+    if is_v6_only && address.ip() == Ipv6Addr::UNSPECIFIED {
         sockopt::set_ipv6_v6only(&socket, true)?;
     }
     net::bind(&socket, &address)?;
-    Ok(TcpListener::from(socket))
+    Ok(socket)
 }
 
 /// Listens on a bound socket; returns it with its address.
