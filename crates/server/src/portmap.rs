@@ -1,6 +1,7 @@
 //! The portmapper (RFC 1833): serves the ports of NFS and MOUNT on port 111. Where an rpcbind has
 //! that port, [`registration`] has it do so.
 
+mod datagrams;
 pub(crate) mod registration;
 
 use std::io;
@@ -15,10 +16,10 @@ use proto::portmap::{
 };
 use proto::xdr::{Encode, Reader, Writer, decode_all, encode_list};
 use proto::{mount3, nfs3};
-use tokio::net::UdpSocket;
 
 use crate::procedures::{Mapped, Operation, Procedure, Programs};
 use crate::request::Refusal;
+use datagrams::Datagrams;
 
 /// The longest datagram that can be a call of the portmapper.
 const DATAGRAM_BYTES_MAX: usize = 4096;
@@ -233,13 +234,13 @@ fn find(nfs_port: u16, program: u32, version: u32, protocol: u32) -> Option<u16>
 
 /// Answers datagrams until the socket fails.
 pub(crate) async fn serve_datagrams(socket: std::net::UdpSocket, mapped: Mapped) {
-    let socket = match UdpSocket::from_std(socket) {
-        Ok(socket) => socket,
+    let mut datagrams = match Datagrams::of(socket) {
+        Ok(datagrams) => datagrams,
         Err(error) => return tracing::error!(%error, "cannot use the portmapper's socket"),
     };
     let mut datagram = [0; DATAGRAM_BYTES_MAX];
     loop {
-        let (len, from) = match socket.recv_from(&mut datagram).await {
+        let (len, caller) = match datagrams.receive(&mut datagram).await {
             Ok(received) => received,
             // An earlier answer met a closed port; that is between the kernel and the client.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
@@ -247,7 +248,7 @@ pub(crate) async fn serve_datagrams(socket: std::net::UdpSocket, mapped: Mapped)
         };
         if let Some(reply) = answer_datagram(&datagram[..len], mapped) {
             // A lost answer is asked for again.
-            drop(socket.send_to(&reply, from).await);
+            drop(datagrams.answer(&caller, &reply).await);
         }
     }
 }
@@ -292,8 +293,11 @@ fn answer_datagram(datagram: &[u8], mapped: Mapped) -> Option<Vec<u8>> {
 mod tests {
     use proto::oncrpc::{CallHeader, Credential};
     use proto::portmap::RpcbEntryList;
+    use std::net::UdpSocket;
+    use std::time::Duration;
 
     use super::*;
+    use crate::skip::skip_in_ci_too;
 
     const NFS_PORT: u16 = 2049;
     const NFS: Mapping =
@@ -420,6 +424,46 @@ mod tests {
             };
             assert_eq!(hosts(&addresses(listening)), addresses(expected), "{listening:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn datagrams_are_answered_from_the_address_that_was_called() {
+        let getport = call(VERSION_PORTMAP, PortmapProcedure::Getport.code(), &NFS);
+        let v6 = || UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0));
+        for socket in [UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)), v6()] {
+            let Ok(socket) = socket else { return skip_in_ci_too("no IPv6") };
+            socket.set_nonblocking(true).unwrap();
+            let own = socket.local_addr().unwrap();
+            let serving = tokio::spawn(serve_datagrams(
+                socket,
+                Mapped { nfs: (own.ip(), NFS_PORT).into(), called: unknown() },
+            ));
+            for called in ["127.0.0.1", "127.0.0.2", "::1"].map(|ip| ip.parse::<IpAddr>().unwrap())
+            {
+                if own.is_ipv4() && called.is_ipv6() {
+                    continue;
+                }
+                let client = tokio::net::UdpSocket::bind((called, 0)).await.unwrap();
+                // The kernel discards what comes from another address.
+                client.connect((called, own.port())).await.unwrap();
+                client.send(&getport).await.unwrap();
+                assert_is_answered(&client, &format!("{called} of {own}")).await;
+            }
+            let client = tokio::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+            client.set_broadcast(true).unwrap();
+            // The broadcast address of the loopback interface is not one that answers can have.
+            client.send_to(&getport, ("127.255.255.255", own.port())).await.unwrap();
+            assert_is_answered(&client, &format!("a broadcast to {own}")).await;
+            serving.abort();
+        }
+    }
+
+    async fn assert_is_answered(client: &tokio::net::UdpSocket, what: &str) {
+        let mut answer = [0; 100];
+        let answering = client.recv(&mut answer);
+        let answered = tokio::time::timeout(Duration::from_secs(5), answering).await;
+        let len = answered.unwrap_or_else(|_| panic!("{what}: no answer")).unwrap();
+        assert!(answer[..len].ends_with(&u32::from(NFS_PORT).to_be_bytes()), "{what}");
     }
 
     #[test]
