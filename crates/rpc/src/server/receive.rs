@@ -195,6 +195,7 @@ impl<S: Source> Receiver<S> {
                     break;
                 }
                 Layout::Payload { head_bytes, len, offset, has_tail } => {
+                    debug_assert!(head.len() <= head_bytes, "layout asked for the payload as head");
                     self.extend(&mut head, head_bytes, true).await?;
                     self.expected_bytes = RecordMark::BYTES + head.len();
                     payload = self.receive_payload(len, offset).await?;
