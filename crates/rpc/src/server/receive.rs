@@ -59,7 +59,7 @@ pub enum Layout {
 /// One received call.
 pub struct Record {
     /// The message without the payload, of which the tail follows at once. Cut at
-    /// `HEAD_BYTES_MAX`, where no valid call is as long: what is cut fails to decode.
+    /// `HEAD_BYTES_MAX`: the rest is counted as trailing.
     pub head: Vec<u8>,
     /// `None` when there is none, or more than the server takes.
     pub payload: Option<WriteData>,

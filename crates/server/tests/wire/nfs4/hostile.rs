@@ -147,6 +147,21 @@ fn tags_come_back_and_are_bounded() {
 }
 
 #[test]
+fn a_call_with_too_long_a_head_is_refused_before_sequence() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::new(&fixture);
+    let long = (0..100).fold(Operations::new().root(), |call, _| call.lookup(&[b'x'; 200]));
+    session.sequence += 1;
+    let arguments = session.sequenced(&long).arguments(session.minor_version);
+    let (header, _) = session.client.exchange((PROGRAM, VERSION, 1), &arguments);
+    let stat = proto::oncrpc::AcceptStat::GarbageArgs;
+    assert_eq!(header, proto::oncrpc::ReplyHeader::Accepted { xid: header.xid(), stat });
+    // The slot waits for this number still.
+    session.sequence -= 1;
+    session.ok(&Operations::new().root());
+}
+
+#[test]
 fn a_client_that_no_export_admits_gets_no_client_id() {
     let fixture = Fixture::with(
         r#"
