@@ -121,25 +121,35 @@ fn idle_connections_of_one_peer_lock_out_no_client() {
     drop(idle);
 }
 
-#[test]
-fn a_closed_connection_counts_until_its_calls_end() {
+/// A server, its frozen disk, a client, and a SETATTR that is not answered before the disk takes
+/// changes again. `None`, with the reason printed, if no disk can be frozen here.
+fn with_a_frozen_disk() -> Option<(Fixture, Mounted, Client, Frozen, Vec<u8>)> {
     if !is_root() {
-        return;
+        return None;
     }
     let mut disk = None;
     let fixture = Fixture::prepared(NETWORK, |dir| disk = Mounted::ext4_export(dir));
-    let Some(_disk) = disk else { return skip("no loop device here") };
-    let (mut first, root) = fixture.mounted();
-    let file = first.create(root, "f");
-    let Some(frozen) = Frozen::at(&fixture.path("export")) else {
-        return skip("fsfreeze");
-    };
+    if disk.is_none() {
+        skip("no loop device here");
+    }
+    let disk = disk?;
+    let (mut client, root) = fixture.mounted();
+    let object = client.create(root, "f");
+    let frozen = Frozen::at(&fixture.path("export"));
+    if frozen.is_none() {
+        skip("fsfreeze");
+    }
+    let args = nfs3::SetattrArgs { object, new_attributes: mode(0o600), guard: None };
+    let setattr = (nfs3::PROGRAM, nfs3::VERSION, nfs3::Procedure::Setattr.code());
+    let setattr = client.encode(1, setattr, &encoded(&args));
+    Some((fixture, disk, client, frozen?, setattr))
+}
+
+#[test]
+fn a_closed_connection_counts_until_its_calls_end() {
+    let Some((fixture, _disk, mut first, frozen, setattr)) = with_a_frozen_disk() else { return };
     for _ in 0..3 {
-        let mut client = fixture.client();
-        let args = nfs3::SetattrArgs { object: file, new_attributes: mode(0o600), guard: None };
-        let setattr = (nfs3::PROGRAM, nfs3::VERSION, nfs3::Procedure::Setattr.code());
-        let call = client.encode(1, setattr, &encoded(&args));
-        client.send_record(&call);
+        fixture.client().send_record(&setattr);
     }
     // Longer than the last calls of a connection may take to be answered.
     std::thread::sleep(Duration::from_secs(12));
@@ -151,21 +161,8 @@ fn a_closed_connection_counts_until_its_calls_end() {
 
 #[test]
 fn a_dropped_client_keeps_its_state_until_its_calls_end() {
-    if !is_root() {
-        return;
-    }
-    let mut disk = None;
-    let fixture = Fixture::prepared(NETWORK, |dir| disk = Mounted::ext4_export(dir));
-    let Some(_disk) = disk else { return skip("no loop device here") };
-    let (mut first, root) = fixture.mounted();
-    let file = first.create(root, "f");
-    let Some(frozen) = Frozen::at(&fixture.path("export")) else {
-        return skip("fsfreeze");
-    };
-    let args = nfs3::SetattrArgs { object: file, new_attributes: mode(0o600), guard: None };
-    let setattr = (nfs3::PROGRAM, nfs3::VERSION, nfs3::Procedure::Setattr.code());
-    let call = first.encode(1, setattr, &encoded(&args));
-    first.send_record(&call);
+    let Some((fixture, _disk, mut first, frozen, setattr)) = with_a_frozen_disk() else { return };
+    first.send_record(&setattr);
     let began = Instant::now();
     while fixture.figure("calls_in_flight") == 0 {
         assert!(began.elapsed() < Duration::from_secs(10), "the call has not come");
