@@ -227,6 +227,69 @@ def hard_mounts_wait():
         check(waiting.result() == errno.ENOENT, "an error that came from the wait")
 
 
+@case
+def signals_end_programs_that_wrote():
+    """Their exit closes the file, and waits 5 s for the server, which gets the data later."""
+    with spillway_export() as export, export.mount("timeo=10") as mount:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGABRT, signal.SIGKILL):
+            written = os.pipe()
+            doomed = Child(write_and_pause, mount / f"file{number}", number, written[1])
+            os.read(written[0], 1)
+            export.kill()
+            os.kill(doomed.pid, number)
+            ended = eventually(lambda: os.waitpid(doomed.pid, os.WNOHANG)[0], 15)
+            export.start()
+            check(ended, f"signal {number} does not end it")
+            doomed.pid = None
+            arrived = lambda: (export.directory / f"file{number}").read_bytes() == b"x"
+            check(eventually(arrived, 20), f"what was written before signal {number} is lost")
+
+
+def write_and_pause(path, number, written):
+    """Writes, and waits for the signal, which does by default what it does."""
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    os.write(os.open(path, os.O_CREAT | os.O_WRONLY), b"x")
+    os.write(written, b"!")
+    signal.pause()
+
+
+@case
+def programs_start_with_written_descriptors():
+    """execve(2) closes them while readers of /proc/PID/stat wait for it. So the mount must not
+    look there, neither before it sends the data nor when the server does not take it."""
+    with spillway_export() as export, export.mount("soft,timeo=5,retrans=1") as mount:
+        for is_lost in (False, True):
+            written, go = os.pipe(), os.pipe()
+            path = mount / f"file{is_lost}"
+            child = Child(write_and_start_program, path, written[1], go[0])
+            os.read(written[0], 1)
+            if is_lost:
+                export.kill()
+            os.write(go[1], b"!")
+            ended = eventually(lambda: end_of(child.pid), 20)
+            if is_lost:
+                export.start()
+            check(ended == [0], f"a program hangs or fails, data lost {is_lost}: {ended}")
+            child.pid = None
+        check((export.directory / "fileFalse").read_bytes() == b"x", "the data is not there")
+
+
+def end_of(pid):
+    """A list of the status of the process, empty until it has ended."""
+    found, status = os.waitpid(pid, os.WNOHANG)
+    return [status] if found else []
+
+
+def write_and_start_program(path, written, go):
+    file = os.open(path, os.O_CREAT | os.O_WRONLY)
+    check(not os.get_inheritable(file), "it is not closed when a program starts")
+    os.write(file, b"x")
+    os.write(written, b"!")
+    os.read(go, 1)
+    os.execv("/bin/true", ["true"])
+
+
 def look_for_something_new(mount, name="missing"):
     try:
         os.stat(mount / name)

@@ -56,9 +56,16 @@ impl Callers {
 }
 
 /// Whether the thread `pid` is dying or dead, so that its request need not be completed. A fatal
-/// signal shows as pending SIGKILL, whichever signal it was. An invisible thread counts as alive.
+/// signal shows as pending SIGKILL, whichever signal it was, until the thread acts on it, and in
+/// the exit code from then on. An invisible thread counts as alive.
 pub(super) fn is_killed(pid: u32) -> bool {
-    pid != 0 && status(pid).map_or_else(|| !exists(pid), |status| kill_is_pending(&status))
+    if pid == 0 {
+        return false;
+    }
+    match status(pid) {
+        Some(status) => kill_is_pending(&status) || (exits(&status) && was_ended_by_signal(pid)),
+        None => !exists(pid),
+    }
 }
 
 /// Whether there is a thread `pid`, also if `/proc` is mounted with `hidepid` and hides it.
@@ -67,27 +74,51 @@ fn exists(pid: u32) -> bool {
     pid.is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
 }
 
-/// Whether the thread `pid` exits, which closes its files and ignores their errors. An invisible
-/// thread does not.
+/// Whether the thread `pid` exits, which closes its files and ignores their errors. `true` also for
+/// a thread of the kernel, which ignores them too; `false` for an invisible one.
 pub(super) fn is_exiting(pid: u32) -> bool {
-    let stat = if pid == 0 { None } else { fs::read(format!("/proc/{pid}/stat")).ok() };
-    stat.is_some_and(|stat| flags(&String::from_utf8_lossy(&stat)) & PF_EXITING != 0)
+    status(pid).is_some_and(|status| exits(&status))
 }
 
-/// The flags in `/proc/PID/stat`: the seventh field behind the name, which can have spaces and
-/// brackets.
-fn flags(stat: &str) -> u32 {
+/// Whether the thread `pid` exits because a signal ended its process. That is unknown, and
+/// `false`, where this process may not trace it.
+pub(super) fn is_exiting_by_signal(pid: u32) -> bool {
+    is_exiting(pid) && was_ended_by_signal(pid)
+}
+
+/// A thread that exits drops its memory before it closes its files; execve(2) has memory when it
+/// closes those with `O_CLOEXEC`. `/proc/PID/stat` has a flag of the exit, but in kernels with
+/// 6650527444da ("proc: protect ptrace_may_access() with exec_update_lock") it waits for execve(2),
+/// which waits for FLUSH.
+fn exits(status: &str) -> bool {
+    field(status, "VmSize").is_none()
+}
+
+/// Whether a signal has ended the process of `pid`, a thread that exits. Then `/proc/PID/stat` does
+/// not wait, see [`exits`]: execve(2) takes the lock when all other threads of its process are
+/// gone. The flag `PF_SIGNALED` does not decide: exit(2) of one thread sets it in the others.
+fn was_ended_by_signal(pid: u32) -> bool {
+    read(pid, "stat").is_some_and(|stat| exit_code(&stat) & SIGNAL_OF_EXIT_CODE != 0)
+}
+
+/// In `/proc/PID/stat`, counted behind the name, which can have spaces and brackets. 0 if this
+/// process may not trace the other.
+fn exit_code(stat: &str) -> u32 {
     let behind_name = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
-    let flags = behind_name.split_ascii_whitespace().nth(6);
-    flags.and_then(|flags| flags.parse().ok()).unwrap_or(0)
+    let code = behind_name.split_ascii_whitespace().nth(49);
+    code.and_then(|code| code.parse().ok()).unwrap_or(0)
 }
 
 /// `/proc/PID/status`; `None` if there is no such process, or it is not visible.
 fn status(pid: u32) -> Option<String> {
+    read(pid, "status")
+}
+
+fn read(pid: u32, name: &str) -> Option<String> {
     if pid == 0 {
         return None;
     }
-    let bytes = fs::read(format!("/proc/{pid}/status")).ok()?;
+    let bytes = fs::read(format!("/proc/{pid}/{name}")).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -116,8 +147,8 @@ const KNOWN_MAX: usize = 1024;
 
 const SIGKILL_BIT: u64 = 1 << (9 - 1);
 
-/// Of the kernel's `include/linux/sched.h`.
-const PF_EXITING: u32 = 0x4;
+/// As in the status of wait(2).
+const SIGNAL_OF_EXIT_CODE: u32 = 0x7f;
 
 #[cfg(test)]
 mod tests {
@@ -143,10 +174,26 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_found_behind_any_name() {
-        assert_eq!(flags("7 (a) b (c)) Z 1 7 7 0 -1 4227084 0 0"), 4_227_084);
-        assert_eq!(flags("7 (a) Z"), 0);
-        assert_eq!(flags(""), 0);
+    fn exit_code_is_found_behind_any_name() {
+        let line = format!("7 (a) b (c)) Z 1 7 7 0 -1 4227084{} 15\n", " 0".repeat(42));
+        assert_eq!(exit_code(&line), 15);
+        assert_eq!(exit_code("7 (a) Z"), 0);
+        assert_eq!(exit_code(""), 0);
+    }
+
+    /// As a zombie, a process stays in the state in which the kernel closes its files.
+    #[test]
+    fn a_signal_that_ended_a_process_is_seen_while_it_exits() {
+        for (end, by_signal) in [("exit 3", false), ("kill -TERM $$", true)] {
+            let mut process = Command::new("sh").args(["-c", end]).spawn().unwrap();
+            let pid = process.id();
+            while !is_exiting(pid) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(is_exiting_by_signal(pid), by_signal, "{end}");
+            assert_eq!(is_killed(pid), by_signal, "{end}");
+            process.wait().unwrap();
+        }
     }
 
     #[test]
@@ -166,6 +213,7 @@ mod tests {
         assert!(is_killed(u32::MAX));
         assert!(!is_killed(0));
         assert!(!is_exiting(pid) && !is_exiting(u32::MAX) && !is_exiting(0));
+        assert!(!is_exiting_by_signal(pid) && !is_exiting_by_signal(u32::MAX));
         let mut seen = groups(&status(pid).unwrap());
         let mut expected = own.groups;
         seen.sort_unstable();

@@ -1,14 +1,15 @@
 //! OPEN, CREATE, READ, WRITE, FLUSH, FSYNC and RELEASE.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use proto::nfs3::Status;
 use rustix::io::Errno;
 use tokio::runtime::Handle;
+use tokio::time::timeout;
 
-use super::callers::is_exiting;
+use super::callers::{is_exiting, is_exiting_by_signal};
 use super::operations::{OpenFile, Operations, Outcome, Refusal};
 use super::reply::{
     Answer, MODE_BITS, OPEN_DIRECT_IO, OPEN_KEEP_CACHE, OPEN_NO_FLUSH, OPEN_PARALLEL_DIRECT_WRITES,
@@ -17,6 +18,9 @@ use super::request::{Head, Name, WRITE_CACHE, WRITE_KILL_SUIDGID};
 use super::short_write::ShortWrite;
 use crate::error::{Error, Result};
 use crate::file::{File, OpenFlags};
+
+/// How long the exit of a program that a signal has ended waits for the server.
+pub(super) const EXIT_WAIT_MAX: Duration = Duration::from_secs(5);
 
 impl Operations {
     /// OPEN. ACCESS checks the caller's permission, because later requests may be answered from
@@ -140,10 +144,17 @@ impl Operations {
 
     /// FLUSH, which is close(2) of a descriptor of an open file. As [`sync`](Self::sync), but the
     /// kernel ignores the result when a process exits with open descriptors, so that the error is
-    /// left for the next open and for [`finish`](Self::finish).
+    /// left for the next open and for [`finish`](Self::finish). A process that a signal ends waits
+    /// for the server for [`EXIT_WAIT_MAX`] only, because no further signal would end that wait:
+    /// RELEASE commits.
     pub(super) async fn flush(&self, head: &Head, fh: u64) -> Outcome {
         let open = self.file(fh)?;
-        open.file.inode().written()?.commit().await;
+        let written = open.file.inode().written()?;
+        if written.is_clean() || !is_exiting_by_signal(head.pid) {
+            written.commit().await;
+        } else if timeout(EXIT_WAIT_MAX, written.commit()).await.is_err() {
+            return Ok(Answer::done());
+        }
         let has_error = open.file.has_failed() || open.short_write.has_returned();
         if has_error && is_exiting(head.pid) {
             return Ok(Answer::done());

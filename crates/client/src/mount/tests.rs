@@ -15,6 +15,7 @@ use tokio::runtime::Handle;
 
 use self::peer::{DIRECTORY, FILE, LAST, Peer, within};
 use super::callers::is_exiting;
+use super::file::EXIT_WAIT_MAX;
 use super::operations::{Operations, Outcome, Refusal};
 use super::request::{HEAD_BYTES, Head, Name, Setattr};
 use super::session::Session;
@@ -149,9 +150,10 @@ async fn a_loss_that_a_writer_was_reported_is_not_reported_again_for_a_reader() 
     assert!(operations.finish().await.is_ok());
 }
 
-/// A process that exits: as a zombie it stays in the state in which the kernel closes its files.
-async fn exiting() -> Child {
-    let process = Command::new("true").spawn().unwrap();
+/// A process that `end` ends: as a zombie it stays in the state in which the kernel closes its
+/// files.
+async fn exiting(end: &str) -> Child {
+    let process = Command::new("sh").args(["-c", end]).spawn().unwrap();
     let exits = async {
         while !is_exiting(process.id()) {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -167,7 +169,7 @@ async fn an_error_that_a_write_has_returned_is_not_lost_with_a_process_that_exit
     let node = looked_up(&operations).await;
     let fh = opened(&operations, node, 0).await;
     operations.files.get(fh).unwrap().short_write.note_returned(Errno::NOSPC);
-    let mut process = exiting().await;
+    let mut process = exiting("exit 0").await;
     let mut of_process = request(node, 0);
     of_process.pid = process.id();
     assert!(operations.flush(&of_process, fh).await.is_ok());
@@ -182,7 +184,7 @@ async fn data_lost_by_a_process_that_exits_is_reported_to_the_next_open() {
     let node = looked_up(&operations).await;
     let exits = opened(&operations, node, 0).await;
     write(&operations, node, exits).await;
-    let mut process = exiting().await;
+    let mut process = exiting("exit 0").await;
     let mut of_process = request(node, 0);
     of_process.pid = process.id();
     assert!(operations.flush(&of_process, exits).await.is_ok());
@@ -192,6 +194,27 @@ async fn data_lost_by_a_process_that_exits_is_reported_to_the_next_open() {
     let closed = operations.flush(&request(node, 0), next).await;
     assert_eq!(closed.map_err(errno).err(), Some(Errno::NOSPC));
     assert!(operations.finish().await.is_ok(), "it is reported once");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn flush_waits_not_long_if_a_signal_ended_the_process() {
+    for (end, waits) in [("exit 0", true), ("kill -TERM $$", false)] {
+        let (peer, operations) = Peer::mounted().await;
+        let node = looked_up(&operations).await;
+        let fh = opened(&operations, node, 0).await;
+        write(&operations, node, fh).await;
+        peer.hold(Procedure::Commit);
+        let mut process = exiting(end).await;
+        let mut of_process = request(node, 0);
+        of_process.pid = process.id();
+        let flush = operations.flush(&of_process, fh);
+        let flushed = tokio::time::timeout(EXIT_WAIT_MAX + A_WHILE, flush).await;
+        assert_eq!(flushed.is_err(), waits, "{end}");
+        process.wait().unwrap();
+        peer.release();
+        within(operations.release(fh)).await;
+        assert!(operations.file_system.is_clean(), "{end}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
