@@ -1,5 +1,6 @@
 //! Walks through trees of a server that shows what no file system has: listings that come back to
-//! where they were, and directories without end. Each command ends, with an error.
+//! where they were, directories without end, and objects that are not found once they were created.
+//! Each command ends, with an error.
 
 use std::fs;
 use std::io::Write;
@@ -15,7 +16,7 @@ use proto::xdr::{Decode, Encode, List, Reader, Writer};
 use rpc::record;
 use tempfile::TempDir;
 
-use crate::fixture::{run, text};
+use crate::fixture::{assert_exit, run, text};
 
 /// More than any call that is not a WRITE.
 const CALL_BYTES_MAX: usize = 16 << 10;
@@ -35,9 +36,11 @@ enum Tree {
     LinkAndFile,
     /// The same, with a directory `x` that has a file `inner` in the place of the file.
     LinkAndDirectory,
+    /// The root alone. What is created in it has no handle, and LOOKUP does not find it.
+    Unseen,
 }
 
-/// The objects of the last two trees that are no directories.
+/// The objects of the trees with links that are no directories.
 const LINK: u64 = 1 << 32;
 const FILE: u64 = LINK + 1;
 /// Where the link leads: beside the copy.
@@ -94,7 +97,27 @@ impl Tree {
     fn serve_one(self, mut client: TcpStream) {
         while let Some(call) = record::read_blocking(&mut client, CALL_BYTES_MAX).unwrap() {
             // The command may have ended.
-            let _ = client.write_all(&record::encode(|w| self.answer(&call, w)));
+            let _ = client.write_all(&record::encode(|w| match self {
+                Self::Unseen => self.answer_unseen(&call, w),
+                _ => self.answer(&call, w),
+            }));
+        }
+    }
+
+    fn answer_unseen(self, call: &[u8], w: &mut Writer) {
+        let header = decode_call(&mut Reader::new(call)).unwrap();
+        let procedure = Procedure::from_code(header.procedure);
+        match procedure.filter(|_| header.program == nfs3::PROGRAM) {
+            Some(Procedure::Lookup) => {
+                encode_success(w, header.xid);
+                LookupReply::Err(Failure { status: Status::Noent, body: None }).encode(w);
+            }
+            Some(Procedure::Create | Procedure::Mkdir | Procedure::Symlink) => {
+                encode_success(w, header.xid);
+                let dir_wcc = WccData::default();
+                CreatedReply::Ok(CreatedOk { object: None, attributes: None, dir_wcc }).encode(w);
+            }
+            _ => self.answer(call, w),
         }
     }
 
@@ -173,7 +196,9 @@ impl Tree {
         match self {
             Self::RepeatedCookies | Self::Endless | Self::Removed => depth + 1,
             Self::Circular => 1,
-            Self::LinkAndFile | Self::LinkAndDirectory => panic!("all handles are in the listings"),
+            Self::LinkAndFile | Self::LinkAndDirectory | Self::Unseen => {
+                panic!("all handles are in the listings")
+            }
         }
     }
 
@@ -356,4 +381,20 @@ fn directory_is_not_filled_through_a_link_of_the_same_copy() {
     // The link or the directory is refused, whichever comes second.
     copy_fails(Tree::LinkAndDirectory, &copy);
     assert_eq!(fs::read_dir(victim).unwrap().count(), 0);
+}
+
+#[test]
+fn copy_that_was_created_and_is_not_found_is_reported_as_created() {
+    let dir = TempDir::new().unwrap();
+    let (file, link, below) =
+        (dir.path().join("file"), dir.path().join("link"), dir.path().join("below"));
+    fs::write(&file, "data").unwrap();
+    std::os::unix::fs::symlink("file", &link).unwrap();
+    fs::create_dir(&below).unwrap();
+    let to = Tree::Unseen.serve().replacen("/e?", "/e/new?", 1);
+    let why = "was created, but cannot be looked at: No such file or directory";
+    for from in [file, link, below] {
+        let output = run(["cp", "-r", from.to_str().unwrap(), &to]);
+        assert_exit(&output, 1, &format!("spillway cp: '{to}' {why}"));
+    }
 }

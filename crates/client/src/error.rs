@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use proto::mount3::MountStatus;
 use proto::nfs3::{Procedure, Status};
 use proto::oncrpc::{AcceptStat, RejectStat};
@@ -84,6 +85,21 @@ pub enum Error {
         /// How often the data was lost.
         times: u32,
     },
+    /// An object was created, but the call for the handle or the attributes that the reply left
+    /// out failed.
+    #[error(
+        "{}: {} was created, but cannot be looked at: {cause}",
+        procedure.name(),
+        name.escape_ascii()
+    )]
+    CreatedUnseen {
+        /// The procedure that created it.
+        procedure: Procedure,
+        /// The name of the object.
+        name: Bytes,
+        /// The error of the call that failed.
+        cause: Box<Self>,
+    },
     /// The arguments are invalid; no call was sent.
     #[error("{}", errno_text(*.0))]
     Refused(Errno),
@@ -98,13 +114,23 @@ impl Error {
             Self::Mount { status } => errno_of_mount(*status),
             Self::Accept(_) => Errno::OPNOTSUPP,
             Self::Reject(_) => Errno::ACCESS,
-            Self::Decode(_) | Self::Malformed { .. } | Self::Forgetful { .. } => Errno::IO,
+            Self::Decode(_)
+            | Self::Malformed { .. }
+            | Self::Forgetful { .. }
+            | Self::CreatedUnseen { .. } => Errno::IO,
             Self::Connection { source, .. } => Errno::from_io_error(source).unwrap_or(Errno::IO),
             Self::Flavor { .. } => Errno::ACCESS,
             Self::TimedOut { .. } => Errno::TIMEDOUT,
             Self::ListingLoop { .. } => Errno::LOOP,
             Self::Refused(errno) => *errno,
         }
+    }
+
+    /// The error of GETATTR or LOOKUP after `procedure` has created `name`.
+    #[must_use]
+    pub fn after_creation(self, procedure: Procedure, name: &[u8]) -> Self {
+        let (name, cause) = (Bytes::copy_from_slice(name), Box::new(self));
+        Self::CreatedUnseen { procedure, name, cause }
     }
 
     /// Names the host of a connection that failed.

@@ -288,7 +288,7 @@ impl Copier {
                         Some(Made { from, to, ancestors, is_new: true })
                     }
                     Err(failure) => {
-                        shared.fail(format!("cannot create directory {to_shown}: {failure}"));
+                        shared.fail(slot.cannot("create directory", &failure));
                         None
                     }
                 }
@@ -370,7 +370,7 @@ impl Shared {
             self.data(from, slot, there).await?
         } else {
             if there.is_some() {
-                slot.remove().await.map_err(|failure| cannot("remove", slot, &failure))?;
+                slot.remove().await.map_err(|failure| slot.cannot("remove", &failure))?;
             }
             let to = self.special(from, slot).await?;
             Some(Written { to, file: None, _lock: None })
@@ -387,7 +387,7 @@ impl Shared {
     async fn look(&self, from: &Entry, slot: &Slot, last: LastLink) -> Reported<Option<There>> {
         let look = async |last| {
             let found = slot.look(last).await;
-            found.map_err(|failure| cannot("stat", slot, &failure))
+            found.map_err(|failure| slot.cannot("stat", &failure))
         };
         let is_link = |file: &Entry| file.file_type() == FileType::Symlink;
         let itself = look(LastLink::Keep).await?;
@@ -410,7 +410,7 @@ impl Shared {
         if look(LastLink::Keep).await?.is_some_and(|link| following.is_made(link.id())) {
             return Err(refused());
         }
-        let followed = slot.follow().await.map_err(|failure| cannot("stat", slot, &failure))?;
+        let followed = slot.follow().await.map_err(|failure| slot.cannot("stat", &failure))?;
         // Writing through a dangling link would make a file that was not named.
         let Behind { file, links, pin } = followed.ok_or_else(dangling)?;
         // A link that was there before may lead through one that was made.
@@ -437,11 +437,11 @@ impl Shared {
                     }
                 }
             }
-            return made.map_err(|failure| cannot("create symbolic link", slot, &failure));
+            return made.map_err(|failure| slot.cannot("create symbolic link", &failure));
         }
         let mode = from.attributes.mode & 0o777 & !umask();
         let made = slot.make_node(&from.attributes, mode).await;
-        made.map_err(|failure| cannot("create special file", slot, &failure))
+        made.map_err(|failure| slot.cannot("create special file", &failure))
     }
 
     /// The data of a file into a new one or the one that is there; none when all is there already.
@@ -490,7 +490,7 @@ impl Shared {
             Start::Over if is_new => 0,
             Start::Over => {
                 let emptied = sink.truncate().await;
-                emptied.map_err(|failure| cannot("create regular file", slot, &failure))?;
+                emptied.map_err(|failure| slot.cannot("create regular file", &failure))?;
                 0
             }
         };
@@ -525,16 +525,16 @@ impl Shared {
             match opened.await {
                 Ok(opened) => return Ok(opened),
                 Err(failure) if self.options.force && failure.is_local_or(Errno::ACCESS) => {
-                    slot.remove().await.map_err(|failure| cannot("remove", slot, &failure))?;
+                    slot.remove().await.map_err(|failure| slot.cannot("remove", &failure))?;
                 }
-                Err(failure) => return Err(cannot("create regular file", slot, &failure)),
+                Err(failure) => return Err(slot.cannot("create regular file", &failure)),
             }
         }
         // With -p, no other user can reach the data before it has its final owner.
         let reach = if self.options.preserves() { 0o700 } else { 0o777 };
         let mode = from.attributes.mode & reach & !umask();
         let made = self.create(slot, mode, stable).await;
-        made.map_err(|failure| cannot("create regular file", slot, &failure))
+        made.map_err(|failure| slot.cannot("create regular file", &failure))
     }
 
     async fn open_existing(
@@ -580,10 +580,6 @@ impl Shared {
 
 fn not_kept(what: &str, to: &Entry, failure: &Failure) -> String {
     format!("preserving {what} for {}: {failure}", to.shown)
-}
-
-fn cannot(what: &str, slot: &Slot, failure: &Failure) -> String {
-    format!("cannot {what} {}: {failure}", slot.shown)
 }
 
 /// The bytes of one read or write: the most that each server takes, up to [`CHUNK_BYTES_MAX`].

@@ -10,9 +10,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use client::Error;
 use proto::nfs3::{
     ACCESS_EXTEND, ACCESS_MODIFY, Attributes, CreateHow, CreatedOk, FileHandle, FileType,
-    MknodData, SetAttributes, SetTime, StableHow,
+    MknodData, Procedure, SetAttributes, SetTime, StableHow,
 };
 use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
@@ -70,6 +71,18 @@ impl Slot {
     pub(super) fn below(&self, entry: &Entry, child: &[u8]) -> Self {
         let (dir, name) = (Dir::of(entry, self), child.to_vec());
         Self { dir, name, shown: self.shown.join(child) }
+    }
+
+    /// The sentence that the step `what` has failed here.
+    pub(super) fn cannot(&self, what: &str, failure: &Failure) -> String {
+        let shown = &self.shown;
+        match failure {
+            Failure::Remote(Error::CreatedUnseen { cause, .. }) => {
+                let why = Failure::from((**cause).clone());
+                format!("{shown} was created, but cannot be looked at: {why}")
+            }
+            _ => format!("cannot {what} {shown}: {failure}"),
+        }
     }
 
     fn local_path(dir: &Path, name: &[u8]) -> PathBuf {
@@ -141,13 +154,23 @@ impl Slot {
         Entry { place, attributes: node.attributes, shown }
     }
 
-    /// The object made by CREATE or its like; looked up where the server leaves it out.
-    async fn made(&self, remote: &Remote, dir: FileHandle, made: CreatedOk) -> Result<Entry> {
+    /// The object that `procedure` has created in `dir`; looked up where the server leaves it out.
+    ///
+    /// # Errors
+    /// [`Error::CreatedUnseen`] if that fails.
+    async fn made(
+        &self,
+        remote: &Remote,
+        dir: FileHandle,
+        procedure: Procedure,
+        made: CreatedOk,
+    ) -> Result<Entry> {
         let node = match (made.object, made.attributes) {
-            (Some(handle), Some(attributes)) => Node { handle, attributes },
-            (Some(handle), None) => remote.node(handle).await?,
-            (None, _) => remote.lookup(dir, &self.name).await?,
+            (Some(handle), Some(attributes)) => Ok(Node { handle, attributes }),
+            (Some(handle), None) => remote.node(handle).await,
+            (None, _) => remote.lookup(dir, &self.name).await,
         };
+        let node = node.map_err(|error| error.after_creation(procedure, &self.name))?;
         Ok(self.entry(remote, node))
     }
 
@@ -162,7 +185,7 @@ impl Slot {
             }
             Dir::Remote(remote, dir, _) => {
                 let made = remote.nfs.mkdir(*dir, &self.name, with_mode(mode)).await?;
-                self.made(remote, *dir, made).await
+                self.made(remote, *dir, Procedure::Mkdir, made).await
             }
         }
     }
@@ -190,7 +213,7 @@ impl Slot {
             Dir::Remote(remote, dir, _) => {
                 let how = CreateHow::Guarded(with_mode(mode));
                 let made = remote.nfs.create(*dir, &self.name, how).await?;
-                let entry = self.made(remote, *dir, made).await?;
+                let entry = self.made(remote, *dir, Procedure::Create, made).await?;
                 entry.sink(stable, LastLink::Keep).await
             }
         }
@@ -209,7 +232,7 @@ impl Slot {
             Dir::Remote(remote, dir, _) => {
                 let attributes = SetAttributes::default();
                 let made = remote.nfs.symlink(*dir, &self.name, &target, attributes).await?;
-                self.made(remote, *dir, made).await
+                self.made(remote, *dir, Procedure::Symlink, made).await
             }
         }
     }
@@ -233,7 +256,7 @@ impl Slot {
                     other => MknodData::Other(other),
                 };
                 let made = remote.nfs.mknod(*dir, &self.name, what).await?;
-                self.made(remote, *dir, made).await
+                self.made(remote, *dir, Procedure::Mknod, made).await
             }
         }
     }

@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use proto::nfs3::{
-    Attributes, CreateHow, CreatedOk, FileType, MknodData, SetAttributes, SetTime, Status,
+    Attributes, CreateHow, CreatedOk, FileType, MknodData, Procedure, SetAttributes, SetTime,
+    Status,
 };
 
 use super::FileSystem;
@@ -149,7 +150,8 @@ impl FileSystem {
         name: &[u8],
         how: CreateHow,
     ) -> Result<Arc<Inode>> {
-        self.create_with(dir, name, |nfs| nfs.create(dir.handle(), name, how)).await
+        let call = |nfs: &Nfs3| nfs.create(dir.handle(), name, how);
+        self.create_with(Procedure::Create, dir, name, call).await
     }
 
     /// MKDIR, RFC 1813 §3.3.9.
@@ -158,7 +160,8 @@ impl FileSystem {
     /// Those of the call.
     pub async fn make_dir(&self, dir: &Arc<Inode>, name: &[u8], mode: u32) -> Result<Arc<Inode>> {
         let attributes = SetAttributes { mode: Some(mode), ..SetAttributes::default() };
-        self.create_with(dir, name, |nfs| nfs.mkdir(dir.handle(), name, attributes)).await
+        let call = |nfs: &Nfs3| nfs.mkdir(dir.handle(), name, attributes);
+        self.create_with(Procedure::Mkdir, dir, name, call).await
     }
 
     /// SYMLINK, RFC 1813 §3.3.10.
@@ -172,7 +175,8 @@ impl FileSystem {
         target: &[u8],
     ) -> Result<Arc<Inode>> {
         let attributes = SetAttributes { mode: Some(0o777), ..SetAttributes::default() };
-        self.create_with(dir, name, |nfs| nfs.symlink(dir.handle(), name, target, attributes)).await
+        let call = |nfs: &Nfs3| nfs.symlink(dir.handle(), name, target, attributes);
+        self.create_with(Procedure::Symlink, dir, name, call).await
     }
 
     /// MKNOD, RFC 1813 §3.3.11: creates a device, pipe or socket.
@@ -185,13 +189,19 @@ impl FileSystem {
         name: &[u8],
         what: MknodData,
     ) -> Result<Arc<Inode>> {
-        self.create_with(dir, name, |nfs| nfs.mknod(dir.handle(), name, what)).await
+        let call = |nfs: &Nfs3| nfs.mknod(dir.handle(), name, what);
+        self.create_with(Procedure::Mknod, dir, name, call).await
     }
 
-    /// Makes a call that creates `name`, and returns the new object. LOOKUP follows if the reply
-    /// has no handle, which is optional.
+    /// Makes a call of `procedure`, which creates `name`, and returns the new object. LOOKUP
+    /// follows if the reply has no handle, and GETATTR if it has no attributes: both are optional.
+    ///
+    /// # Errors
+    /// Those of the call; [`CreatedUnseen`](crate::Error::CreatedUnseen) for those of LOOKUP and
+    /// GETATTR, which by themselves would mean that nothing was created.
     async fn create_with<C: Future<Output = Result<CreatedOk>>>(
         &self,
+        procedure: Procedure,
         dir: &Arc<Inode>,
         name: &[u8],
         call: impl FnOnce(&Nfs3) -> C,
@@ -199,8 +209,11 @@ impl FileSystem {
         let (sent, mut change) = (Sent::now(), dir.begin_name_change(name));
         let created = change.note_outcome(call(&self.nfs).await)?;
         change.finish(&Evidence::of_created_dir(&created));
-        let Some(handle) = created.object else { return self.lookup(dir, name).await };
-        let inode = self.inode(handle, created.attributes, sent).await?;
+        let seen = match created.object {
+            Some(handle) => self.inode(handle, created.attributes, sent).await,
+            None => self.lookup(dir, name).await,
+        };
+        let inode = seen.map_err(|error| error.after_creation(procedure, name))?;
         dir.name_found(name, &inode);
         Ok(inode)
     }

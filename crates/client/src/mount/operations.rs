@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use proto::nfs3::{Attributes, FileHandle, FileType};
 use rustix::io::Errno;
 use tokio::runtime::Handle;
@@ -313,8 +314,13 @@ impl Operations {
     /// outdates all names at once (Linux 6.16) need not wait, but detaches what is mounted on any
     /// directory of this mount, and each owner of a directory can cause it.
     pub(super) fn forget_names(&self, number: u64, dir: &Inode) {
+        self.expire_names(number, dir.names());
+    }
+
+    /// Makes the kernel look up `names` in the directory `number` again, once the requests that
+    /// hold the directory are answered.
+    pub(super) fn expire_names(&self, number: u64, names: Vec<Bytes>) {
         let Some(notifier) = self.notifier.get().cloned() else { return };
-        let names = dir.names();
         tokio::task::spawn_blocking(move || {
             for name in names {
                 if let Err(error) = notifier.expire_name(number, &name) {

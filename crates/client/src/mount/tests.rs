@@ -43,6 +43,9 @@ fn request(node: u64, uid: u32) -> Head {
     Head::decode(&head(0, node, uid)).unwrap()
 }
 
+/// `S_IFIFO`.
+const FIFO: u32 = 0o010_000;
+
 fn errno(Refusal(errno): Refusal) -> Errno {
     errno
 }
@@ -374,6 +377,34 @@ async fn link_succeeds_if_the_attributes_are_left_out_and_cannot_be_asked_for() 
     let linked = operations.link(&request(ROOT, 0), node, &Name((*b"other").into())).await;
     assert_eq!(linked.map_err(errno).unwrap().granted.nodes, [node]);
     assert_eq!(peer.calls(&[Procedure::Getattr]).len(), 2, "one of the root, by the mount");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_object_that_was_created_and_cannot_be_looked_at_is_no_missing_object() {
+    for (refused, has_handle) in [(Procedure::Getattr, true), (Procedure::Lookup, false)] {
+        let (peer, operations) = Peer::mounted().await;
+        if !has_handle {
+            peer.leave_out_handles();
+        }
+        peer.refuse(refused, Status::Noent);
+        let (root, name) = (request(ROOT, 0), Name((*b"new").into()));
+        let exclusive = (OFlags::RDWR | OFlags::EXCL).bits();
+        let outcomes = [
+            operations.mkdir(&root, &name, 0o755).await,
+            operations.symlink(&root, &name, &Name(FILE.into())).await,
+            operations.mknod(&root, &name, FIFO | 0o644, 0).await,
+            operations.create(&root, &name, 0o644, OFlags::RDWR.bits()).await,
+            operations.create(&root, &name, 0o644, exclusive).await,
+        ];
+        for outcome in outcomes {
+            assert_eq!(outcome.map_err(errno).err(), Some(Errno::IO), "{refused:?}");
+        }
+        let root = operations.file_system.root();
+        assert!(root.child(b"new").is_none());
+        let error = operations.file_system.make_dir(&root, b"new", 0o755).await.unwrap_err();
+        let sentence = error.to_string();
+        assert!(sentence.starts_with("MKDIR: new was created, but "), "{sentence}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

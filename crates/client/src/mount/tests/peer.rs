@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use proto::nfs3::{
     AccessArgs, AccessOk, AccessReply, Attributes, CommitOk, CommitReply, CookieVerifier,
-    EntryPlus, FileHandle, FileType, FsinfoOk, FsinfoReply, GetattrArgs, GetattrOk, GetattrReply,
-    LinkOk, LinkReply, LookupArgs, LookupOk, LookupReply, Procedure, ReaddirplusArgs,
-    ReaddirplusOk, ReaddirplusReply, RemovedOk, RemovedReply, RenameOk, RenameReply, SetAttributes,
-    SetattrArgs, SetattrOk, SetattrReply, StableHow, Status, Time, WccData, WriteArgs, WriteOk,
-    WriteReply, WriteVerifier,
+    CreatedOk, CreatedReply, DirOp, EntryPlus, FileHandle, FileType, FsinfoOk, FsinfoReply,
+    GetattrArgs, GetattrOk, GetattrReply, LinkOk, LinkReply, LookupArgs, LookupOk, LookupReply,
+    Procedure, ReaddirplusArgs, ReaddirplusOk, ReaddirplusReply, RemovedOk, RemovedReply, RenameOk,
+    RenameReply, SetAttributes, SetattrArgs, SetattrOk, SetattrReply, StableHow, Status, Time,
+    WccData, WriteArgs, WriteOk, WriteReply, WriteVerifier,
 };
 use proto::oncrpc::{Credential, decode_call, encode_success};
-use proto::xdr::{Encode, Reader, Writer, decode_all};
+use proto::xdr::{Decode as _, Encode, Reader, Writer, decode_all};
 use rpc::record;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream};
@@ -41,6 +41,8 @@ struct State {
     size: u64,
     /// The replies to SETATTR have no attributes.
     leaves_out_attributes: bool,
+    /// The replies to calls that create have no handle.
+    leaves_out_handles: bool,
     /// [`FILE`] leads to another file.
     is_replaced: bool,
     refusal: Option<(Procedure, Status)>,
@@ -108,6 +110,11 @@ impl Peer {
         self.state().leaves_out_attributes = true;
     }
 
+    /// Leaves the handle out of all replies to calls that create from now on.
+    pub(super) fn leave_out_handles(&self) {
+        self.state().leaves_out_handles = true;
+    }
+
     /// Another client replaces [`FILE`].
     pub(super) fn replace_file(&self) {
         self.state().is_replaced = true;
@@ -171,12 +178,14 @@ impl Peer {
         match state.refusal {
             Some((refused, status)) if refused == procedure => {
                 status.encode(&mut w);
-                let wcc_count = match procedure {
+                // The attributes and `wcc_data` behind the status are left out.
+                let absent = match procedure {
                     Procedure::Getattr => 0,
-                    Procedure::Rename => 2,
-                    _ => 1,
+                    Procedure::Lookup => 1,
+                    Procedure::Rename => 4,
+                    _ => 2,
                 };
-                (0..wcc_count).for_each(|_| WccData::default().encode(&mut w));
+                (0..absent).for_each(|_| false.encode(&mut w));
             }
             _ => state.results(procedure, arguments, &mut w),
         }
@@ -228,24 +237,12 @@ impl State {
                 let wcc = WccData { before: None, after };
                 SetattrReply::Ok(SetattrOk { wcc }).encode(w);
             }
-            Procedure::Readdirplus => {
-                let ReaddirplusArgs { cookie, .. } = decode_all(arguments).unwrap();
-                let entries = [FILE, LAST].map(|name| EntryPlus {
-                    fileid: self.attributes(self.found(name)).fileid,
-                    name,
-                    cookie: if name == FILE { 1 } else { 2 },
-                    attributes: Some(self.attributes(self.found(name))),
-                    handle: Some(self.found(name)),
-                });
-                let behind = entries.iter().filter(|entry| entry.cookie > cookie);
-                let entries: Vec<_> = behind.copied().collect();
-                let listing = ReaddirplusOk {
-                    dir_attributes: Some(self.attributes(handle(ROOT))),
-                    verifier: CookieVerifier::default(),
-                    entries: entries.as_slice().into(),
-                    eof: true,
-                };
-                ReaddirplusReply::Ok(listing).encode(w);
+            Procedure::Readdirplus => self.list(arguments, w),
+            Procedure::Create | Procedure::Mkdir | Procedure::Symlink | Procedure::Mknod => {
+                let DirOp { name, .. } = DirOp::decode(&mut Reader::new(arguments)).unwrap();
+                let object = (!self.leaves_out_handles).then(|| handle(name));
+                let created = CreatedOk { object, attributes: None, dir_wcc: wcc };
+                CreatedReply::Ok(created).encode(w);
             }
             Procedure::Rename => {
                 RenameReply::Ok(RenameOk { from_wcc: wcc, to_wcc: wcc }).encode(w);
@@ -259,6 +256,27 @@ impl State {
             }
             other => panic!("{} is not expected", other.name()),
         }
+    }
+
+    /// The results of READDIRPLUS of the root directory.
+    fn list(&self, arguments: &[u8], w: &mut Writer) {
+        let ReaddirplusArgs { cookie, .. } = decode_all(arguments).unwrap();
+        let entries = [FILE, LAST].map(|name| EntryPlus {
+            fileid: self.attributes(self.found(name)).fileid,
+            name,
+            cookie: if name == FILE { 1 } else { 2 },
+            attributes: Some(self.attributes(self.found(name))),
+            handle: Some(self.found(name)),
+        });
+        let behind = entries.iter().filter(|entry| entry.cookie > cookie);
+        let entries: Vec<_> = behind.copied().collect();
+        let listing = ReaddirplusOk {
+            dir_attributes: Some(self.attributes(handle(ROOT))),
+            verifier: CookieVerifier::default(),
+            entries: entries.as_slice().into(),
+            eof: true,
+        };
+        ReaddirplusReply::Ok(listing).encode(w);
     }
 
     /// The object under a name in the root directory.
