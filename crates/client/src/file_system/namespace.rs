@@ -334,7 +334,7 @@ impl FileSystem {
 }
 
 /// Waits until no silly name is being removed in the directory `name` of `dir`, which is not empty
-/// before that.
+/// before that. After a bounded time the server decides: its answer is NFS3ERR_NOTEMPTY.
 async fn silly_removals_ended_in(dir: &Inode, name: &[u8]) {
     if let Some(child) = dir.child(name) {
         child.silly_removals_ended().await;

@@ -1,13 +1,14 @@
 //! Removed files that are still open: a "silly rename" gives them a name until the last close.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use proto::nfs3::Status;
 use tokio::runtime::Handle;
 use tokio::sync::OwnedMutexGuard;
 
-use super::superblock::{InProgress, ended};
+use super::superblock::{InProgress, ended_within};
 use super::{Contents, Inode, lock, to_the_end};
 use crate::Result;
 use crate::cache::change::Evidence;
@@ -156,10 +157,12 @@ impl Inode {
         begin_all(&lock(&file.opens).silly_renames)
     }
 
-    /// Waits until no silly name is being removed in the directory.
+    /// Waits until no silly name is being removed in the directory, [`SILLY_REMOVALS_MAX`] at most:
+    /// the server can delay a REMOVE for any time, and files in the directory can be closed again
+    /// and again.
     pub(crate) async fn silly_removals_ended(&self) {
         if let Contents::Directory(directory) = &self.contents {
-            ended(&directory.silly_removals).await;
+            ended_within(&directory.silly_removals, SILLY_REMOVALS_MAX).await;
         }
     }
 
@@ -196,3 +199,7 @@ pub(crate) async fn remove(nfs: &Nfs3, dir: &Arc<Inode>, name: &[u8]) -> Result<
 pub(crate) fn silly_name(fileid: u64, number: u32) -> Vec<u8> {
     format!(".nfs{fileid:016x}{number:08x}").into_bytes()
 }
+
+/// How long a call that needs an empty directory, or shows its names, waits for the removal of
+/// silly names: a server may need seconds to free the blocks of a large file.
+const SILLY_REMOVALS_MAX: Duration = Duration::from_secs(30);

@@ -57,6 +57,11 @@ pub(super) async fn ended(counter: &watch::Sender<usize>) {
     let _ = counter.subscribe().wait_for(|count| *count == 0).await;
 }
 
+/// Like [`ended`], for no longer than `time`.
+pub(super) async fn ended_within(counter: &watch::Sender<usize>, time: Duration) {
+    let _ = tokio::time::timeout(time, ended(counter)).await;
+}
+
 /// Called with the handle of an open file that another client has changed.
 pub(crate) type ForeignChangeListener = Box<dyn Fn(FileHandle) + Send + Sync>;
 
@@ -196,3 +201,17 @@ const LISTING_BYTES_MAX: u32 = 1 << 20;
 /// A program that stats the entries that it lists does so at once, or after the buffer that it
 /// listed into.
 const NAMES_BELIEVED_MAX: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_bounded_wait_ends_before_what_it_waits_for() {
+        let counter = watch::Sender::new(0);
+        let in_progress = InProgress::begin(&counter);
+        ended_within(&counter, Duration::from_millis(1)).await;
+        drop(in_progress);
+        ended_within(&counter, Duration::MAX).await;
+    }
+}
