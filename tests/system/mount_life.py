@@ -585,6 +585,25 @@ def commas_in_a_source():
 
 
 @case
+def commas_in_a_source_without_the_right_to_mount():
+    """As root without CAP_SYS_ADMIN, as in containers: fusermount gets a list of options."""
+    need("setpriv")
+    with export() as server:
+        (server.directory / "a,b").mkdir()
+        place = scratch_dir("mount")
+        program, words = place / "program", place / "words"
+        program.write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" > {words}\nexit 1\n", "ascii")
+        program.chmod(0o755)
+        (place / "dir").mkdir()
+        mount = (Server.binary, "mount", f"{url(server)}/a,b", place / "dir")
+        environment = {**os.environ, "FUSERMOUNT_PATH": str(program)}
+        done = run("setpriv", "--bounding-set", "-sys_admin", *mount, env=environment, secs=20)
+        check(done.returncode == 1, f"exit status {done.returncode}: {done.stderr}")
+        options = words.read_text("ascii").splitlines()[1]
+        check(f"fsname={url(server)}/a\\,b," in options, f"options {options}")
+
+
+@case
 def misuse_is_reported():
     """Exit status 2 and one sentence, for what can be seen before anything is asked of a server."""
     need_fuse()

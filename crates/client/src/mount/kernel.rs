@@ -1,5 +1,6 @@
 //! Mounts a FUSE file system and negotiates its features with the kernel (FUSE_INIT).
 
+use std::ffi::CStr;
 use std::fs;
 use std::io;
 use std::mem::{self, ManuallyDrop};
@@ -14,7 +15,7 @@ use fuser::SessionACL;
 use fuser::{Config, Filesystem, INodeNo, InitFlags, KernelConfig, MountOption, Request};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::mount::{UnmountFlags, unmount};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tracing::debug;
 
 use crate::error::errno_text;
@@ -59,8 +60,8 @@ pub enum MountError {
     /// `auto_unmount` without `allow_other`.
     #[error("option auto_unmount: requires allow_other")]
     AutoUnmountAlone,
-    /// Without root's privileges mounting needs fusermount, which is not installed.
-    #[error("only root can mount here: neither fusermount3 nor fusermount is installed")]
+    /// Without CAP_SYS_ADMIN mounting needs fusermount, which is not installed.
+    #[error("no permission to mount: neither fusermount3 nor fusermount is installed")]
     NoFusermount,
     /// No mount of this program is there to be changed.
     #[error("{}: not a mount of spillway", dir.display())]
@@ -93,14 +94,16 @@ impl Kernel {
         // Checked for fusermount too, which opens the device as this user.
         let device = fs::File::options().read(true).write(true).open("/dev/fuse");
         device.map_err(|source| MountError::Device { source })?;
-        if needs_fusermount(fuse) && fusermount().is_none() {
+        let by_fusermount = fuse.auto_unmount || !may_mount(&dir);
+        if by_fusermount && fusermount().is_none() {
             return Err(MountError::NoFusermount);
         }
         let capabilities = Arc::default();
         let agreement =
             Agreement { readdirplus: nfs.readdirplus, capabilities: Arc::clone(&capabilities) };
-        let session = fuser::Session::new(agreement, &dir, &config(source, nfs, fuse))
-            .map_err(|error| refused(&dir, &error))?;
+        let session =
+            fuser::Session::new(agreement, &dir, &config(source, nfs, fuse, by_fusermount))
+                .map_err(|error| refused(&dir, &error))?;
         let maps_direct_files = capabilities
             .get()
             .is_some_and(|flags: &InitFlags| flags.contains(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP));
@@ -261,8 +264,12 @@ pub(super) fn check(dir: &Path) -> Result<PathBuf, MountError> {
     }
 }
 
-fn needs_fusermount(fuse: &FuseOptions) -> bool {
-    fuse.auto_unmount || !rustix::process::geteuid().is_root()
+/// Whether mount(2) is permitted on `dir`. If it returns EPERM, fuser runs fusermount: for users,
+/// but also for root without CAP_SYS_ADMIN, as in containers.
+fn may_mount(dir: &Path) -> bool {
+    // This call mounts nothing: without options FUSE returns EINVAL.
+    let (flags, options) = (MountFlags::empty(), None::<&CStr>);
+    mount("none", dir, "fuse", flags, options) != Err(Errno::PERM)
 }
 
 /// The fusermount that fuser will use.
@@ -277,9 +284,9 @@ fn fusermount() -> Option<PathBuf> {
     dirs.iter().flat_map(in_dir).find(|path| path.exists())
 }
 
-fn config(source: &str, nfs: &MountOptions, fuse: &FuseOptions) -> Config {
+fn config(source: &str, nfs: &MountOptions, fuse: &FuseOptions, by_fusermount: bool) -> Config {
     let mut name = fuse.fs_name.as_deref().unwrap_or(source).to_owned();
-    if needs_fusermount(fuse) {
+    if by_fusermount {
         // It gets all options in one list, in which fuser escapes nothing.
         name = name.replace('\\', r"\\").replace(',', r"\,");
     }
@@ -414,7 +421,7 @@ mod tests {
 
     fn config_of(options: &str) -> Config {
         let request: MountRequest = options.parse().unwrap();
-        config("host:/export", &request.nfs, &request.fuse)
+        config("host:/export", &request.nfs, &request.fuse, false)
     }
 
     #[test]
@@ -438,6 +445,15 @@ mod tests {
             MountOption::CUSTOM("max_read=8192".to_owned()),
         ] {
             assert!(asked.mount_options.contains(&option), "{option:?}");
+        }
+    }
+
+    #[test]
+    fn a_source_is_escaped_for_fusermount_alone() {
+        let MountRequest { nfs, fuse, .. } = MountRequest::default();
+        for (by_fusermount, name) in [(false, r"h:/a, b\c"), (true, r"h:/a\, b\\c")] {
+            let made = config(r"h:/a, b\c", &nfs, &fuse, by_fusermount);
+            assert!(made.mount_options.contains(&MountOption::FSName(name.to_owned())));
         }
     }
 
