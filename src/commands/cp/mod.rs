@@ -2,6 +2,7 @@
 
 mod copy;
 mod entry;
+mod file;
 mod follow;
 mod made_links;
 mod progress;

@@ -1,0 +1,345 @@
+//! The copy of one file, in a job of its own.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use proto::nfs3::{FileType, StableHow};
+use rustix::io::Errno;
+
+use super::super::console::Console;
+use super::super::failure::{Failure, Result};
+use super::super::remote::LastLink;
+use super::super::umask;
+use super::Options;
+use super::entry::{Entry, Place};
+use super::made_links::MadeLinks;
+use super::progress::Progress;
+use super::resume::{self, Start};
+use super::sink::Sink;
+use super::slot::{Behind, Slot};
+use super::transfer::{Broken, Plan, transfer};
+use super::write_locks::{WriteLock, WriteLocks};
+
+/// Copies anything but directories, for all jobs.
+pub(super) struct FileCopier {
+    pub(super) options: Options,
+    pub(super) console: Arc<Console>,
+    pub(super) progress: Progress,
+    made_links: MadeLinks,
+    locks: WriteLocks,
+}
+
+/// The existing file at the destination.
+struct There {
+    file: Entry,
+    /// Whether it may be opened through a link.
+    last: LastLink,
+    /// What [`There::file`] names, if that is a link's target here.
+    _pin: Option<OwnedFd>,
+}
+
+/// The file that is written.
+struct Opened<'a> {
+    to: Entry,
+    sink: Sink,
+    lock: WriteLock<'a>,
+    /// Whether it holds nothing.
+    is_new: bool,
+}
+
+/// A copy that is complete but for what `-p` keeps.
+struct Written<'a> {
+    to: Entry,
+    /// The open file, if data was written here.
+    file: Option<Arc<File>>,
+    /// No other job writes the file until it has its times.
+    _lock: Option<WriteLock<'a>>,
+}
+
+/// The result of a step; the error is a complete sentence.
+pub(super) type Reported<T> = std::result::Result<T, String>;
+
+impl FileCopier {
+    pub(super) fn new(options: &Options, console: &Arc<Console>) -> Self {
+        let progress = Progress::new(!options.no_progress, console);
+        let (options, console) = (options.clone(), Arc::clone(console));
+        let made_links = MadeLinks::default();
+        let locks = WriteLocks::default();
+        Self { options, console, progress, made_links, locks }
+    }
+
+    pub(super) fn fail(&self, sentence: String) {
+        self.console.fail(sentence);
+    }
+
+    pub(super) fn say(&self, from: &Entry, slot: &Slot) {
+        if self.options.verbose {
+            self.console.say(format_args!("{} -> {}", from.shown, slot.shown));
+        }
+    }
+
+    /// Gives a copy what `-p` keeps. As with coreutils, an owner that cannot be kept is an error
+    /// for root alone, for whom a server that squashes root is the one reason.
+    pub(super) async fn preserve(
+        &self,
+        from: &Entry,
+        to: &Entry,
+        written: Option<Arc<File>>,
+        what: &str,
+    ) -> Reported<()> {
+        match to.take_after(&from.attributes, written).await {
+            Ok(Some(refusal)) if to.is_written_by_root() => {
+                Err(format!("failed to preserve ownership for {}: {refusal}", to.shown))
+            }
+            Ok(_) => Ok(()),
+            Err(failure) => Err(not_kept(what, to, &failure)),
+        }
+    }
+
+    /// Copies anything but a directory. `is_new_dir`: the target directory is new, so no lookup is
+    /// needed.
+    pub(super) async fn copy(&self, from: &Entry, slot: &Slot, is_new_dir: bool) -> Reported<()> {
+        // Links are followed where a file is written, and replaced where a link is.
+        let is_data = from.file_type() == FileType::Regular || !self.options.recursive();
+        let last = if is_data { LastLink::Follow } else { LastLink::Keep };
+        let there = if is_new_dir { None } else { self.look(from, slot, last).await? };
+        if let Some(There { file: there, .. }) = &there {
+            if self.options.no_clobber {
+                return Ok(());
+            }
+            let (shown, to) = (&from.shown, &slot.shown);
+            if there.is_dir() {
+                return Err(format!("cannot overwrite directory {to} with non-directory"));
+            }
+            if there.is_same(from) {
+                return Err(format!("{shown} and {to} are the same file"));
+            }
+        }
+        let written = if is_data {
+            self.data(from, slot, there).await?
+        } else {
+            if there.is_some() {
+                slot.remove().await.map_err(|failure| slot.cannot("remove", &failure))?;
+            }
+            let to = self.special(from, slot).await?;
+            Some(Written { to, file: None, _lock: None })
+        };
+        if let Some(Written { to, file, _lock }) = written {
+            if self.options.preserves() {
+                self.preserve(from, &to, file, "times").await?;
+            }
+            self.say(from, slot);
+        }
+        Ok(())
+    }
+
+    async fn look(&self, from: &Entry, slot: &Slot, last: LastLink) -> Reported<Option<There>> {
+        let look = async |last| {
+            let found = slot.look(last).await;
+            found.map_err(|failure| slot.cannot("stat", &failure))
+        };
+        let is_link = |file: &Entry| file.file_type() == FileType::Symlink;
+        let itself = look(LastLink::Keep).await?;
+        if last == LastLink::Keep || !itself.as_ref().is_some_and(is_link) {
+            return Ok(itself.map(|file| There { file, last: LastLink::Keep, _pin: None }));
+        }
+        let dangling = || format!("not writing through dangling symlink {}", slot.shown);
+        // Without -r no links are made.
+        if !self.options.recursive() {
+            let file = look(last).await?.ok_or_else(dangling)?;
+            return Ok(Some(There { file, last, _pin: None }));
+        }
+        // Not held while the file is opened, which for a pipe waits for its reader.
+        let mut following = self.made_links.follow().await;
+        let refused = || {
+            let (from, to) = (&from.shown, &slot.shown);
+            format!("will not copy {from} through just-created symlink {to}")
+        };
+        // Again, because it may have become another.
+        if look(LastLink::Keep).await?.is_some_and(|link| following.is_made(link.id())) {
+            return Err(refused());
+        }
+        let followed = slot.follow().await.map_err(|failure| slot.cannot("stat", &failure))?;
+        // Writing through a dangling link would make a file that was not named.
+        let Behind { file, links, pin } = followed.ok_or_else(dangling)?;
+        // A link that was there before may lead through one that was made.
+        if links.into_iter().any(|link| following.is_made(link)) {
+            return Err(refused());
+        }
+        Ok(Some(There { file, last, _pin: pin }))
+    }
+
+    /// A symbolic link, a pipe, a socket or a device.
+    async fn special(&self, from: &Entry, slot: &Slot) -> Reported<Entry> {
+        if from.file_type() == FileType::Symlink {
+            let target = from.link_target().await.map_err(|failure| {
+                format!("cannot read symbolic link {}: {failure}", from.shown)
+            })?;
+            let making = self.made_links.make().await;
+            let made = slot.make_link(target).await;
+            match &made {
+                Ok(link) => making.remember(link),
+                // The server may have made it and lost the reply.
+                Err(_) => {
+                    if let Ok(Some(link)) = slot.look(LastLink::Keep).await {
+                        making.remember(&link);
+                    }
+                }
+            }
+            return made.map_err(|failure| slot.cannot("create symbolic link", &failure));
+        }
+        let mode = from.attributes.mode & 0o777 & !umask();
+        let made = slot.make_node(&from.attributes, mode).await;
+        made.map_err(|failure| slot.cannot("create special file", &failure))
+    }
+
+    /// The data of a file into a new one or the one that is there; none when all is there already.
+    async fn data(
+        &self,
+        from: &Entry,
+        slot: &Slot,
+        there: Option<There>,
+    ) -> Reported<Option<Written<'_>>> {
+        let (source, attributes) = from
+            .open()
+            .await
+            .map_err(|failure| format!("cannot open {} for reading: {failure}", from.shown))?;
+        // It may have grown or shrunk since it was listed.
+        let from = &Entry { attributes, ..from.clone() };
+        let size = from.attributes.size;
+        let resumes = self.options.resume;
+        if resumes && there.as_ref().is_some_and(|there| resume::is_done(from, &there.file)) {
+            self.progress.advance(size);
+            return Ok(None);
+        }
+        let unreadable = |failure| format!("error reading {}: {failure}", from.shown);
+        // Before what is there is emptied or removed.
+        if there.is_some() {
+            source.try_read().await.map_err(unreadable)?;
+        }
+        let chunk_bytes = chunk_bytes(from, slot);
+        let is_small = size <= chunk_bytes.into();
+        let stable =
+            if source.is_stream() || is_small { StableHow::FileSync } else { StableHow::Unstable };
+        let Opened { to, mut sink, lock, is_new } =
+            self.open(from, slot, there.as_ref(), stable).await?;
+        let start = match is_new {
+            // Under the lock: another job may have written the file since it was found.
+            false if resumes => resume::start(from, &source, &to)
+                .await
+                .map_err(|failure| format!("error reading {}: {failure}", slot.shown))?,
+            _ => Start::Over,
+        };
+        let start = match start {
+            Start::Done => {
+                self.progress.advance(size);
+                return Ok(None);
+            }
+            Start::At(start) => start,
+            Start::Over if is_new => 0,
+            Start::Over => {
+                let emptied = sink.truncate().await;
+                emptied.map_err(|failure| slot.cannot("create regular file", &failure))?;
+                0
+            }
+        };
+        let is_empty = sink.is_empty();
+        let plan = Plan::new(&from.attributes, &source, start, chunk_bytes, is_empty).await;
+        self.progress.advance(start);
+        match transfer(&source, &mut sink, &plan, &self.progress).await {
+            Ok(_) => Ok(Some(Written { to, file: sink.file(), _lock: Some(lock) })),
+            Err(Broken::Reading(failure)) => Err(unreadable(failure)),
+            Err(Broken::Writing(failure)) => {
+                Err(format!("error writing {}: {failure}", slot.shown))
+            }
+        }
+    }
+
+    /// Opens what is written to, which is made if it is not there.
+    async fn open(
+        &self,
+        from: &Entry,
+        slot: &Slot,
+        there: Option<&There>,
+        stable: StableHow,
+    ) -> Reported<Opened<'_>> {
+        if let Some(There { file, last, .. }) = there {
+            let opened = async {
+                // What an interrupted copy has left has the mode of its source, perhaps read-only.
+                if !(self.options.resume && resume::may_go_on(from, file)) {
+                    file.may_write().await?;
+                }
+                self.open_existing(file, *last, stable).await
+            };
+            match opened.await {
+                Ok(opened) => return Ok(opened),
+                Err(failure) if self.options.force && failure.is_local_or(Errno::ACCESS) => {
+                    slot.remove().await.map_err(|failure| slot.cannot("remove", &failure))?;
+                }
+                Err(failure) => return Err(slot.cannot("create regular file", &failure)),
+            }
+        }
+        // With -p, no other user can reach the data before it has its final owner.
+        let reach = if self.options.preserves() { 0o700 } else { 0o777 };
+        let mode = from.attributes.mode & reach & !umask();
+        let made = self.create(slot, mode, stable).await;
+        made.map_err(|failure| slot.cannot("create regular file", &failure))
+    }
+
+    async fn open_existing(
+        &self,
+        file: &Entry,
+        last: LastLink,
+        stable: StableHow,
+    ) -> Result<Opened<'_>> {
+        let (to, sink) = file.sink(stable, last).await?;
+        let lock = self.locks.lock_existing(&to).await;
+        Ok(Opened { to, sink, lock, is_new: false })
+    }
+
+    async fn create(&self, slot: &Slot, mode: u32, stable: StableHow) -> Result<Opened<'_>> {
+        let overwrites = self.locks.overwrites();
+        match slot.create(mode, stable).await {
+            Ok((to, mut sink)) => {
+                let lock = self.locks.lock(&to).await;
+                // Another job may have found it by another name, and written it.
+                if self.locks.overwrites() != overwrites {
+                    sink.truncate().await?;
+                }
+                Ok(Opened { to, sink, lock, is_new: true })
+            }
+            // A restarted server has lost its reply cache and returns EXIST when the call is sent
+            // again.
+            Err(exists) if exists.errno() == Errno::EXIST => {
+                match slot.look(LastLink::Keep).await? {
+                    Some(there) if there.file_type() == FileType::Regular => {
+                        // That of the own call is empty, and its mode may be read-only.
+                        if there.attributes.size > 0 {
+                            there.may_write().await?;
+                        }
+                        self.open_existing(&there, LastLink::Keep, stable).await
+                    }
+                    _ => Err(exists),
+                }
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+}
+
+pub(super) fn not_kept(what: &str, to: &Entry, failure: &Failure) -> String {
+    format!("preserving {what} for {}: {failure}", to.shown)
+}
+
+/// The bytes of one read or write: the most that each server takes, up to [`CHUNK_BYTES_MAX`].
+fn chunk_bytes(from: &Entry, slot: &Slot) -> u32 {
+    let read_max = match &from.place {
+        Place::Remote(remote, _) => remote.read_bytes(),
+        Place::Local(_) => CHUNK_BYTES_MAX,
+    };
+    read_max.min(slot.write_bytes().unwrap_or(CHUNK_BYTES_MAX)).min(CHUNK_BYTES_MAX)
+}
+
+/// More in one call gains nothing, and holds up what shares the connection.
+const CHUNK_BYTES_MAX: u32 = 1 << 20;
