@@ -15,7 +15,7 @@ use super::super::umask;
 use super::Options;
 use super::entry::Entry;
 use super::file::{FileCopier, not_kept};
-use super::slot::Slot;
+use super::target_name::TargetName;
 
 /// Copies its arguments, and reports each failure itself.
 pub(super) struct Copier {
@@ -26,11 +26,11 @@ pub(super) struct Copier {
     arguments: HashMap<Vec<u8>, Entry>,
     /// Directories whose permissions and times are set once nothing is put into them any more; a
     /// directory comes before those in it.
-    dirs: Vec<Made>,
+    dirs: Vec<PendingDir>,
 }
 
 /// A directory that was copied, but for what is in it.
-struct Made {
+struct PendingDir {
     from: Entry,
     to: Entry,
     ancestors: Arc<Ancestors>,
@@ -44,8 +44,8 @@ impl Copier {
         Self { files, jobs: JoinSet::new(), jobs_max, arguments, dirs: Vec::new() }
     }
 
-    /// Copies an argument to `slot`. `must_be_dir`: only a directory can be there.
-    pub(super) async fn argument(&mut self, from: Entry, slot: Slot, must_be_dir: bool) {
+    /// Copies an argument to `target`. `must_be_dir`: only a directory can be there.
+    pub(super) async fn argument(&mut self, from: Entry, target: TargetName, must_be_dir: bool) {
         if from.is_dir() && !self.files.options.recursive() {
             let shown = &from.shown;
             self.files.fail(format!("-r not specified; omitting directory {shown}"));
@@ -53,12 +53,12 @@ impl Copier {
         }
         if !from.is_dir() {
             if must_be_dir {
-                let (shown, reason) = (&slot.shown, Failure::refused(Errno::NOTDIR));
+                let (shown, reason) = (&target.shown, Failure::refused(Errno::NOTDIR));
                 self.files.fail(format!("cannot create regular file {shown}: {reason}"));
                 return;
             }
-            if self.is_first(&from, &slot).await {
-                self.file(from, slot, false).await;
+            if self.is_first(&from, &target).await {
+                self.file(from, target, false).await;
             }
             return;
         }
@@ -66,15 +66,15 @@ impl Copier {
         // they have to be complete.
         self.wait().await;
         let ancestors = Arc::new(Ancestors::root(from.handle(), &from.attributes));
-        if let Some(made) = self.dir(from, ancestors, &slot).await {
-            self.tree(made, slot).await;
+        if let Some(pending) = self.dir(from, ancestors, &target).await {
+            self.tree(pending, target).await;
         }
         self.wait().await;
     }
 
     /// Whether no other argument was copied to the same name; reports if one was.
-    async fn is_first(&mut self, from: &Entry, slot: &Slot) -> bool {
-        let Some(first) = self.arguments.insert(slot.name.clone(), from.clone()) else {
+    async fn is_first(&mut self, from: &Entry, target: &TargetName) -> bool {
+        let Some(first) = self.arguments.insert(target.name.clone(), from.clone()) else {
             return true;
         };
         let shown = &from.shown;
@@ -84,7 +84,7 @@ impl Copier {
             return true;
         }
         let is_link = |file: &Entry| file.file_type() == FileType::Symlink;
-        let to = &slot.shown;
+        let to = &target.shown;
         if first.is_same(from) {
             let what = format!("warning: source file {shown} specified more than once");
             self.files.console.remark(what);
@@ -109,13 +109,13 @@ impl Copier {
         self.wait().await;
         // Lower directories first: setting the times of a directory needs search permission on
         // those above.
-        while let Some(made) = self.dirs.pop() {
-            self.finish_dir(&made).await;
+        while let Some(pending) = self.dirs.pop() {
+            self.finish_dir(&pending).await;
         }
         self.files.progress.finish();
     }
 
-    async fn finish_dir(&self, Made { from, to, is_new, .. }: &Made) {
+    async fn finish_dir(&self, PendingDir { from, to, is_new, .. }: &PendingDir) {
         let wanted = from.attributes.mode & 0o777 & !umask();
         let kept = if self.files.options.preserves() {
             self.files.preserve(from, to, None, "permissions").await
@@ -129,7 +129,7 @@ impl Copier {
         }
     }
 
-    async fn file(&mut self, from: Entry, slot: Slot, is_new_dir: bool) {
+    async fn file(&mut self, from: Entry, target: TargetName, is_new_dir: bool) {
         while self.jobs.len() >= self.jobs_max {
             if let Some(job) = self.jobs.join_next().await {
                 job.expect("copying does not panic");
@@ -140,25 +140,30 @@ impl Copier {
         }
         let files = Arc::clone(&self.files);
         self.jobs.spawn(async move {
-            if let Err(sentence) = files.copy(&from, &slot, is_new_dir).await {
+            if let Err(sentence) = files.copy(&from, &target, is_new_dir).await {
                 files.console.fail(sentence);
             }
         });
     }
 
     /// All that is in a directory and those below it.
-    async fn tree(&mut self, root: Made, slot: Slot) {
-        let goal = root.to.clone();
-        let mut ahead = vec![(root, slot)];
-        while let Some((dir, slot)) = ahead.pop() {
-            let mut below = self.content(&dir, &slot, &goal).await;
+    async fn tree(&mut self, root: PendingDir, target: TargetName) {
+        let destination = root.to.clone();
+        let mut ahead = vec![(root, target)];
+        while let Some((dir, target)) = ahead.pop() {
+            let mut below = self.content(&dir, &target, &destination).await;
             self.dirs.push(dir);
             ahead.append(&mut below);
         }
     }
 
     /// Copies the content of a directory and returns the directories in it, whose content remains.
-    async fn content(&mut self, dir: &Made, slot: &Slot, goal: &Entry) -> Vec<(Made, Slot)> {
+    async fn content(
+        &mut self,
+        dir: &PendingDir,
+        target: &TargetName,
+        destination: &Entry,
+    ) -> Vec<(PendingDir, TargetName)> {
         let mut below = Vec::new();
         let shown = &dir.from.shown;
         let mut children = match dir.from.children().await {
@@ -193,24 +198,30 @@ impl Copier {
                         continue;
                     }
                 };
-                let slot = slot.below(&dir.to, &name);
-                if from.is_same(goal) {
-                    let (above, goal) = (&dir.from.shown, &goal.shown);
-                    let what = format!("cannot copy a directory, {above}, into itself, {goal}");
+                let target = target.below(&dir.to, &name);
+                if from.is_same(destination) {
+                    let (above, destination) = (&dir.from.shown, &destination.shown);
+                    let what =
+                        format!("cannot copy a directory, {above}, into itself, {destination}");
                     self.files.fail(what);
                 } else if !from.is_dir() {
-                    self.file(from, slot, dir.is_new).await;
-                } else if let Some(made) = self.dir_below(dir, from, &slot).await {
-                    below.push((made, slot));
+                    self.file(from, target, dir.is_new).await;
+                } else if let Some(pending) = self.dir_below(dir, from, &target).await {
+                    below.push((pending, target));
                 }
             }
         }
     }
 
     /// As [`Copier::dir`], for a directory in `above`, which must not contain itself.
-    async fn dir_below(&mut self, above: &Made, from: Entry, slot: &Slot) -> Option<Made> {
+    async fn dir_below(
+        &mut self,
+        above: &PendingDir,
+        from: Entry,
+        target: &TargetName,
+    ) -> Option<PendingDir> {
         match above.ancestors.below(from.handle(), &from.attributes) {
-            Ok(ancestors) => self.dir(from, Arc::new(ancestors), slot).await,
+            Ok(ancestors) => self.dir(from, Arc::new(ancestors), target).await,
             Err(why) => {
                 self.files.fail(format!("cannot copy directory {}: {why}", from.shown));
                 None
@@ -218,18 +229,23 @@ impl Copier {
         }
     }
 
-    /// Makes a directory at `slot`, or takes the one that is there, but not through a link.
-    async fn dir(&mut self, from: Entry, ancestors: Arc<Ancestors>, slot: &Slot) -> Option<Made> {
+    /// Makes a directory at `target`, or takes the one that is there, but not through a link.
+    async fn dir(
+        &mut self,
+        from: Entry,
+        ancestors: Arc<Ancestors>,
+        target: &TargetName,
+    ) -> Option<PendingDir> {
         let files = &self.files;
-        let to_shown = &slot.shown;
-        match slot.look(LastLink::Keep).await {
+        let to_shown = &target.shown;
+        match target.look(LastLink::Keep).await {
             Ok(Some(to)) if to.is_dir() && to.is_same(&from) => {
                 let shown = &from.shown;
                 let what = format!("cannot copy a directory, {shown}, into itself, {to_shown}");
                 files.fail(what);
                 None
             }
-            Ok(Some(to)) if to.is_dir() => Some(Made { from, to, ancestors, is_new: false }),
+            Ok(Some(to)) if to.is_dir() => Some(PendingDir { from, to, ancestors, is_new: false }),
             Ok(Some(_)) => {
                 let shown = &from.shown;
                 files.fail(format!(
@@ -240,21 +256,21 @@ impl Copier {
             Ok(None) => {
                 // Its owner has to be able to fill it, whatever it is to be at the end.
                 let mode = from.attributes.mode & 0o777 & !umask() | 0o700;
-                let made = match slot.make_dir(mode).await {
+                let made = match target.make_dir(mode).await {
                     // As for files: it may be our own, of a call that was sent twice.
                     Err(failure) if failure.errno() == Errno::EXIST => {
-                        let there = slot.look(LastLink::Keep).await;
-                        there.and_then(|there| there.filter(Entry::is_dir).ok_or(failure))
+                        let existing = target.look(LastLink::Keep).await;
+                        existing.and_then(|existing| existing.filter(Entry::is_dir).ok_or(failure))
                     }
                     made => made,
                 };
                 match made {
                     Ok(to) => {
-                        files.say(&from, slot);
-                        Some(Made { from, to, ancestors, is_new: true })
+                        files.say(&from, target);
+                        Some(PendingDir { from, to, ancestors, is_new: true })
                     }
                     Err(failure) => {
-                        files.fail(slot.cannot("create directory", &failure));
+                        files.fail(target.cannot("create directory", &failure));
                         None
                     }
                 }

@@ -17,7 +17,7 @@ use super::made_links::MadeLinks;
 use super::progress::Progress;
 use super::resume::{self, Start};
 use super::sink::Sink;
-use super::slot::{Behind, Slot};
+use super::target_name::{LinkedFile, TargetName};
 use super::transfer::{Broken, Plan, transfer};
 use super::write_locks::{WriteLock, WriteLocks};
 
@@ -31,11 +31,11 @@ pub(super) struct FileCopier {
 }
 
 /// The existing file at the destination.
-struct There {
+struct ExistingFile {
     file: Entry,
     /// Whether it may be opened through a link.
     last: LastLink,
-    /// What [`There::file`] names, if that is a link's target here.
+    /// What [`ExistingFile::file`] names, if that is a link's target here.
     _pin: Option<OwnedFd>,
 }
 
@@ -73,9 +73,9 @@ impl FileCopier {
         self.console.fail(sentence);
     }
 
-    pub(super) fn say(&self, from: &Entry, slot: &Slot) {
+    pub(super) fn say(&self, from: &Entry, target: &TargetName) {
         if self.options.verbose {
-            self.console.say(format_args!("{} -> {}", from.shown, slot.shown));
+            self.console.say(format_args!("{} -> {}", from.shown, target.shown));
         }
     }
 
@@ -99,107 +99,117 @@ impl FileCopier {
 
     /// Copies anything but a directory. `is_new_dir`: the target directory is new, so no lookup is
     /// needed.
-    pub(super) async fn copy(&self, from: &Entry, slot: &Slot, is_new_dir: bool) -> Reported<()> {
+    pub(super) async fn copy(
+        &self,
+        from: &Entry,
+        target: &TargetName,
+        is_new_dir: bool,
+    ) -> Reported<()> {
         // Links are followed where a file is written, and replaced where a link is.
         let is_data = from.file_type() == FileType::Regular || !self.options.recursive();
         let last = if is_data { LastLink::Follow } else { LastLink::Keep };
-        let there = if is_new_dir { None } else { self.look(from, slot, last).await? };
-        if let Some(There { file: there, .. }) = &there {
+        let existing = if is_new_dir { None } else { self.look(from, target, last).await? };
+        if let Some(ExistingFile { file: existing, .. }) = &existing {
             if self.options.no_clobber {
                 return Ok(());
             }
-            let (shown, to) = (&from.shown, &slot.shown);
-            if there.is_dir() {
+            let (shown, to) = (&from.shown, &target.shown);
+            if existing.is_dir() {
                 return Err(format!("cannot overwrite directory {to} with non-directory"));
             }
-            if there.is_same(from) {
+            if existing.is_same(from) {
                 return Err(format!("{shown} and {to} are the same file"));
             }
         }
         let written = if is_data {
-            self.data(from, slot, there).await?
+            self.data(from, target, existing).await?
         } else {
-            if there.is_some() {
-                slot.remove().await.map_err(|failure| slot.cannot("remove", &failure))?;
+            if existing.is_some() {
+                target.remove().await.map_err(|failure| target.cannot("remove", &failure))?;
             }
-            let to = self.special(from, slot).await?;
+            let to = self.special(from, target).await?;
             Some(Written { to, file: None, _lock: None })
         };
         if let Some(Written { to, file, _lock }) = written {
             if self.options.preserves() {
                 self.preserve(from, &to, file, "times").await?;
             }
-            self.say(from, slot);
+            self.say(from, target);
         }
         Ok(())
     }
 
-    async fn look(&self, from: &Entry, slot: &Slot, last: LastLink) -> Reported<Option<There>> {
+    async fn look(
+        &self,
+        from: &Entry,
+        target: &TargetName,
+        last: LastLink,
+    ) -> Reported<Option<ExistingFile>> {
         let look = async |last| {
-            let found = slot.look(last).await;
-            found.map_err(|failure| slot.cannot("stat", &failure))
+            let found = target.look(last).await;
+            found.map_err(|failure| target.cannot("stat", &failure))
         };
         let is_link = |file: &Entry| file.file_type() == FileType::Symlink;
         let itself = look(LastLink::Keep).await?;
         if last == LastLink::Keep || !itself.as_ref().is_some_and(is_link) {
-            return Ok(itself.map(|file| There { file, last: LastLink::Keep, _pin: None }));
+            return Ok(itself.map(|file| ExistingFile { file, last: LastLink::Keep, _pin: None }));
         }
-        let dangling = || format!("not writing through dangling symlink {}", slot.shown);
+        let dangling = || format!("not writing through dangling symlink {}", target.shown);
         // Without -r no links are made.
         if !self.options.recursive() {
             let file = look(last).await?.ok_or_else(dangling)?;
-            return Ok(Some(There { file, last, _pin: None }));
+            return Ok(Some(ExistingFile { file, last, _pin: None }));
         }
         // Not held while the file is opened, which for a pipe waits for its reader.
         let mut following = self.made_links.follow().await;
         let refused = || {
-            let (from, to) = (&from.shown, &slot.shown);
+            let (from, to) = (&from.shown, &target.shown);
             format!("will not copy {from} through just-created symlink {to}")
         };
         // Again, because it may have become another.
         if look(LastLink::Keep).await?.is_some_and(|link| following.is_made(link.id())) {
             return Err(refused());
         }
-        let followed = slot.follow().await.map_err(|failure| slot.cannot("stat", &failure))?;
+        let followed = target.follow().await.map_err(|failure| target.cannot("stat", &failure))?;
         // Writing through a dangling link would make a file that was not named.
-        let Behind { file, links, pin } = followed.ok_or_else(dangling)?;
+        let LinkedFile { file, links, pin } = followed.ok_or_else(dangling)?;
         // A link that was there before may lead through one that was made.
         if links.into_iter().any(|link| following.is_made(link)) {
             return Err(refused());
         }
-        Ok(Some(There { file, last, _pin: pin }))
+        Ok(Some(ExistingFile { file, last, _pin: pin }))
     }
 
     /// A symbolic link, a pipe, a socket or a device.
-    async fn special(&self, from: &Entry, slot: &Slot) -> Reported<Entry> {
+    async fn special(&self, from: &Entry, target: &TargetName) -> Reported<Entry> {
         if from.file_type() == FileType::Symlink {
-            let target = from.link_target().await.map_err(|failure| {
+            let leads_to = from.link_target().await.map_err(|failure| {
                 format!("cannot read symbolic link {}: {failure}", from.shown)
             })?;
             let making = self.made_links.make().await;
-            let made = slot.make_link(target).await;
+            let made = target.make_link(leads_to).await;
             match &made {
                 Ok(link) => making.remember(link),
                 // The server may have made it and lost the reply.
                 Err(_) => {
-                    if let Ok(Some(link)) = slot.look(LastLink::Keep).await {
+                    if let Ok(Some(link)) = target.look(LastLink::Keep).await {
                         making.remember(&link);
                     }
                 }
             }
-            return made.map_err(|failure| slot.cannot("create symbolic link", &failure));
+            return made.map_err(|failure| target.cannot("create symbolic link", &failure));
         }
         let mode = from.attributes.mode & 0o777 & !umask();
-        let made = slot.make_node(&from.attributes, mode).await;
-        made.map_err(|failure| slot.cannot("create special file", &failure))
+        let made = target.make_node(&from.attributes, mode).await;
+        made.map_err(|failure| target.cannot("create special file", &failure))
     }
 
     /// The data of a file into a new one or the one that is there; none when all is there already.
     async fn data(
         &self,
         from: &Entry,
-        slot: &Slot,
-        there: Option<There>,
+        target: &TargetName,
+        existing: Option<ExistingFile>,
     ) -> Reported<Option<Written<'_>>> {
         let (source, attributes) = from
             .open()
@@ -209,26 +219,28 @@ impl FileCopier {
         let from = &Entry { attributes, ..from.clone() };
         let size = from.attributes.size;
         let resumes = self.options.resume;
-        if resumes && there.as_ref().is_some_and(|there| resume::is_done(from, &there.file)) {
+        if resumes
+            && existing.as_ref().is_some_and(|existing| resume::is_done(from, &existing.file))
+        {
             self.progress.advance(size);
             return Ok(None);
         }
         let unreadable = |failure| format!("error reading {}: {failure}", from.shown);
         // Before what is there is emptied or removed.
-        if there.is_some() {
+        if existing.is_some() {
             source.try_read().await.map_err(unreadable)?;
         }
-        let chunk_bytes = chunk_bytes(from, slot);
+        let chunk_bytes = chunk_bytes(from, target);
         let is_small = size <= chunk_bytes.into();
         let stable =
             if source.is_stream() || is_small { StableHow::FileSync } else { StableHow::Unstable };
         let Opened { to, mut sink, lock, is_new } =
-            self.open(from, slot, there.as_ref(), stable).await?;
+            self.open(from, target, existing.as_ref(), stable).await?;
         let start = match is_new {
             // Under the lock: another job may have written the file since it was found.
             false if resumes => resume::start(from, &source, &to)
                 .await
-                .map_err(|failure| format!("error reading {}: {failure}", slot.shown))?,
+                .map_err(|failure| format!("error reading {}: {failure}", target.shown))?,
             _ => Start::Over,
         };
         let start = match start {
@@ -240,7 +252,7 @@ impl FileCopier {
             Start::Over if is_new => 0,
             Start::Over => {
                 let emptied = sink.truncate().await;
-                emptied.map_err(|failure| slot.cannot("create regular file", &failure))?;
+                emptied.map_err(|failure| target.cannot("create regular file", &failure))?;
                 0
             }
         };
@@ -251,7 +263,7 @@ impl FileCopier {
             Ok(_) => Ok(Some(Written { to, file: sink.file(), _lock: Some(lock) })),
             Err(Broken::Reading(failure)) => Err(unreadable(failure)),
             Err(Broken::Writing(failure)) => {
-                Err(format!("error writing {}: {failure}", slot.shown))
+                Err(format!("error writing {}: {failure}", target.shown))
             }
         }
     }
@@ -260,11 +272,11 @@ impl FileCopier {
     async fn open(
         &self,
         from: &Entry,
-        slot: &Slot,
-        there: Option<&There>,
+        target: &TargetName,
+        existing: Option<&ExistingFile>,
         stable: StableHow,
     ) -> Reported<Opened<'_>> {
-        if let Some(There { file, last, .. }) = there {
+        if let Some(ExistingFile { file, last, .. }) = existing {
             let opened = async {
                 // What an interrupted copy has left has the mode of its source, perhaps read-only.
                 if !(self.options.resume && resume::may_go_on(from, file)) {
@@ -275,16 +287,16 @@ impl FileCopier {
             match opened.await {
                 Ok(opened) => return Ok(opened),
                 Err(failure) if self.options.force && failure.is_local_or(Errno::ACCESS) => {
-                    slot.remove().await.map_err(|failure| slot.cannot("remove", &failure))?;
+                    target.remove().await.map_err(|failure| target.cannot("remove", &failure))?;
                 }
-                Err(failure) => return Err(slot.cannot("create regular file", &failure)),
+                Err(failure) => return Err(target.cannot("create regular file", &failure)),
             }
         }
         // With -p, no other user can reach the data before it has its final owner.
         let reach = if self.options.preserves() { 0o700 } else { 0o777 };
         let mode = from.attributes.mode & reach & !umask();
-        let made = self.create(slot, mode, stable).await;
-        made.map_err(|failure| slot.cannot("create regular file", &failure))
+        let made = self.create(target, mode, stable).await;
+        made.map_err(|failure| target.cannot("create regular file", &failure))
     }
 
     async fn open_existing(
@@ -298,9 +310,14 @@ impl FileCopier {
         Ok(Opened { to, sink, lock, is_new: false })
     }
 
-    async fn create(&self, slot: &Slot, mode: u32, stable: StableHow) -> Result<Opened<'_>> {
+    async fn create(
+        &self,
+        target: &TargetName,
+        mode: u32,
+        stable: StableHow,
+    ) -> Result<Opened<'_>> {
         let overwrites = self.locks.overwrites();
-        match slot.create(mode, stable).await {
+        match target.create(mode, stable).await {
             Ok((to, mut sink)) => {
                 let lock = self.locks.lock(&to).await;
                 // Another job may have found it by another name, and written it.
@@ -312,13 +329,13 @@ impl FileCopier {
             // A restarted server has lost its reply cache and returns EXIST when the call is sent
             // again.
             Err(exists) if exists.errno() == Errno::EXIST => {
-                match slot.look(LastLink::Keep).await? {
-                    Some(there) if there.file_type() == FileType::Regular => {
+                match target.look(LastLink::Keep).await? {
+                    Some(existing) if existing.file_type() == FileType::Regular => {
                         // That of the own call is empty, and its mode may be read-only.
-                        if there.attributes.size > 0 {
-                            there.may_write().await?;
+                        if existing.attributes.size > 0 {
+                            existing.may_write().await?;
                         }
-                        self.open_existing(&there, LastLink::Keep, stable).await
+                        self.open_existing(&existing, LastLink::Keep, stable).await
                     }
                     _ => Err(exists),
                 }
@@ -333,12 +350,12 @@ pub(super) fn not_kept(what: &str, to: &Entry, failure: &Failure) -> String {
 }
 
 /// The bytes of one read or write: the most that each server takes, up to [`CHUNK_BYTES_MAX`].
-fn chunk_bytes(from: &Entry, slot: &Slot) -> u32 {
+fn chunk_bytes(from: &Entry, target: &TargetName) -> u32 {
     let read_max = match &from.place {
         Place::Remote(remote, _) => remote.read_bytes(),
         Place::Local(_) => CHUNK_BYTES_MAX,
     };
-    read_max.min(slot.write_bytes().unwrap_or(CHUNK_BYTES_MAX)).min(CHUNK_BYTES_MAX)
+    read_max.min(target.write_bytes().unwrap_or(CHUNK_BYTES_MAX)).min(CHUNK_BYTES_MAX)
 }
 
 /// More in one call gains nothing, and holds up what shares the connection.

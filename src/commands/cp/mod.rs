@@ -8,8 +8,8 @@ mod made_links;
 mod progress;
 mod resume;
 mod sink;
-mod slot;
 pub(super) mod source;
+mod target_name;
 mod transfer;
 mod write_locks;
 
@@ -30,7 +30,7 @@ use super::target::{Shown, Target, is_remote};
 use crate::exit::MISUSED;
 use copy::Copier;
 use entry::Entry;
-use slot::{Dir, Slot};
+use target_name::{Dir, TargetName};
 
 /// Like coreutils' `cp`, with a URL on one side at least. The copies are on the server's disk when
 /// the command ends with status 0.
@@ -103,15 +103,15 @@ pub(crate) async fn run(options: &Options, console: &Arc<Console>) -> io::Result
         return Ok(());
     }
     let mut session = Session::new(&options.connect);
-    let goal = match Goal::find(&mut session, to).await {
-        Ok(goal) => goal,
+    let destination = match CopyDestination::find(&mut session, to).await {
+        Ok(destination) => destination,
         Err(failure) => {
             console.fail(format_args!("target {}: {failure}", Shown::argument(to)));
             return Ok(());
         }
     };
-    if from.len() > 1 && !goal.is_dir() {
-        let reason = if goal.found.is_some() { Errno::NOTDIR } else { Errno::NOENT };
+    if from.len() > 1 && !destination.is_dir() {
+        let reason = if destination.found.is_some() { Errno::NOTDIR } else { Errno::NOENT };
         let (shown, reason) = (Shown::argument(to), Failure::refused(reason));
         console.fail(format_args!("target {shown}: {reason}"));
         return Ok(());
@@ -120,8 +120,12 @@ pub(crate) async fn run(options: &Options, console: &Arc<Console>) -> io::Result
     for file in from {
         let last = if options.recursive() { LastLink::Keep } else { LastLink::Follow };
         match Entry::find(&mut session, file, last).await {
-            Ok(entry) => match goal.absent {
-                None => copier.argument(entry, goal.slot(file), goal.must_become_dir()).await,
+            Ok(entry) => match destination.absent {
+                None => {
+                    copier
+                        .argument(entry, destination.name_for(file), destination.must_become_dir())
+                        .await
+                }
                 Some(errno) => {
                     let what = match entry.is_dir() {
                         _ if errno == Errno::NOTDIR => "stat",
@@ -142,9 +146,9 @@ pub(crate) async fn run(options: &Options, console: &Arc<Console>) -> io::Result
 }
 
 /// The target that the last argument names.
-struct Goal {
+struct CopyDestination {
     /// Its own name.
-    slot: Slot,
+    name: TargetName,
     /// The existing file, links followed.
     found: Option<Entry>,
     ends_with_slash: bool,
@@ -152,7 +156,7 @@ struct Goal {
     absent: Option<Errno>,
 }
 
-impl Goal {
+impl CopyDestination {
     async fn find(session: &mut Session, to: &OsStr) -> Result<Self> {
         let (shown, bytes) = (Shown::argument(to), to.as_bytes());
         if !is_remote(to) {
@@ -167,8 +171,8 @@ impl Goal {
             let path = Path::new(to).to_owned();
             let found = Entry::local(path, shown.clone(), LastLink::Follow).await;
             let dir = Dir::Local(Path::new(OsStr::from_bytes(dir)).to_owned());
-            let slot = Slot { dir, name: name.to_vec(), shown };
-            return Self::new(slot, found, bytes.ends_with(b"/"));
+            let name = TargetName { dir, name: name.to_vec(), shown };
+            return Self::new(name, found, bytes.ends_with(b"/"));
         }
         let target = Target::parse(to).expect("it was read once before");
         let (remote, path) = session.reach(&target.url, LastLink::Keep).await?;
@@ -196,18 +200,18 @@ impl Goal {
             Err(error) => return Err(error.into()),
         };
         let ends_with_slash = path.ends_with(b"/");
-        let slot = Slot { dir, name, shown };
-        let goal = Self::new(slot, found.map_err(Failure::from), ends_with_slash)?;
-        Ok(Self { absent, ..goal })
+        let name = TargetName { dir, name, shown };
+        let destination = Self::new(name, found.map_err(Failure::from), ends_with_slash)?;
+        Ok(Self { absent, ..destination })
     }
 
-    fn new(slot: Slot, found: Result<Entry>, ends_with_slash: bool) -> Result<Self> {
+    fn new(name: TargetName, found: Result<Entry>, ends_with_slash: bool) -> Result<Self> {
         let found = match found {
             Ok(entry) => Some(entry),
             Err(failure) if is_absent(failure.errno()) => None,
             Err(failure) => return Err(failure),
         };
-        Ok(Self { slot, found, ends_with_slash, absent: None })
+        Ok(Self { name, found, ends_with_slash, absent: None })
     }
 
     fn is_dir(&self) -> bool {
@@ -220,10 +224,10 @@ impl Goal {
     }
 
     /// Where a source goes: into the directory, or to the name.
-    fn slot(&self, source: &OsStr) -> Slot {
+    fn name_for(&self, source: &OsStr) -> TargetName {
         match &self.found {
-            Some(entry) if entry.is_dir() => self.slot.below(entry, &last_name(source)),
-            _ => self.slot.clone(),
+            Some(entry) if entry.is_dir() => self.name.below(entry, &last_name(source)),
+            _ => self.name.clone(),
         }
     }
 }

@@ -34,11 +34,11 @@ pub(super) enum Dir {
 }
 
 impl Dir {
-    /// That of an entry which is one. `slot` is where it is.
-    pub(super) fn of(entry: &Entry, slot: &Slot) -> Self {
-        match (&entry.place, &slot.dir) {
+    /// That of an entry which is one. `target` is where it is.
+    pub(super) fn of(entry: &Entry, target: &TargetName) -> Self {
+        match (&entry.place, &target.dir) {
             (Place::Remote(remote, dir), Self::Remote(_, _, path)) => {
-                Self::Remote(remote.clone(), *dir, join(path, &slot.name))
+                Self::Remote(remote.clone(), *dir, join(path, &target.name))
             }
             (Place::Remote(remote, dir), Self::Local(_)) => {
                 Self::Remote(remote.clone(), *dir, Vec::new())
@@ -50,14 +50,14 @@ impl Dir {
 
 /// A name in a directory. The name `.` is the directory itself.
 #[derive(Clone)]
-pub(super) struct Slot {
+pub(super) struct TargetName {
     pub(super) dir: Dir,
     pub(super) name: Vec<u8>,
     pub(super) shown: Shown,
 }
 
 /// The file behind a symbolic link.
-pub(super) struct Behind {
+pub(super) struct LinkedFile {
     /// Here, with a path that leads to it for as long as `pin` is open, whatever becomes of the
     /// links.
     pub(super) file: Entry,
@@ -66,8 +66,8 @@ pub(super) struct Behind {
     pub(super) pin: Option<OwnedFd>,
 }
 
-impl Slot {
-    /// The name of `child` in the directory that `entry`, found at this slot, is.
+impl TargetName {
+    /// The name of `child` in the directory that `entry`, found by this name, is.
     pub(super) fn below(&self, entry: &Entry, child: &[u8]) -> Self {
         let (dir, name) = (Dir::of(entry, self), child.to_vec());
         Self { dir, name, shown: self.shown.join(child) }
@@ -118,7 +118,7 @@ impl Slot {
     }
 
     /// The file that the symbolic link of the name leads to.
-    pub(super) async fn follow(&self) -> Result<Option<Behind>> {
+    pub(super) async fn follow(&self) -> Result<Option<LinkedFile>> {
         let found = match &self.dir {
             Dir::Local(dir) => {
                 let (dir, name) = (dir.clone(), self.name.clone());
@@ -132,14 +132,14 @@ impl Slot {
                     let place = Place::Local(path_of(&pin).into());
                     let attributes = local_attributes(&metadata);
                     let file = Entry { place, attributes, shown: self.shown.clone() };
-                    Behind { file, links, pin: Some(pin) }
+                    LinkedFile { file, links, pin: Some(pin) }
                 })
             }
             Dir::Remote(remote, _, path) => {
                 let found = remote.resolve_links(&join(path, &self.name), LastLink::Follow).await;
                 found.map_err(Failure::from).map(|(node, links)| {
                     let links = links.iter().map(Node::id).collect();
-                    Behind { file: self.entry(remote, node), links, pin: None }
+                    LinkedFile { file: self.entry(remote, node), links, pin: None }
                 })
             }
         };
