@@ -79,6 +79,7 @@ impl Destination {
     }
 }
 
-fn is_absent(errno: Errno) -> bool {
+/// Whether an error of a path means that it leads to no file.
+pub(super) fn is_absent(errno: Errno) -> bool {
     matches!(errno, Errno::NOENT | Errno::NOTDIR)
 }

@@ -23,6 +23,7 @@ use clap::Args;
 use rustix::io::Errno;
 
 use super::console::Console;
+use super::destination::is_absent;
 use super::failure::{Failure, Result};
 use super::remote::{LastLink, without_end_slashes};
 use super::session::{ConnectOptions, Session};
@@ -230,10 +231,6 @@ impl CopyDestination {
             _ => self.name.clone(),
         }
     }
-}
-
-fn is_absent(errno: Errno) -> bool {
-    matches!(errno, Errno::NOENT | Errno::NOTDIR)
 }
 
 /// The name of a source in the target directory; `.` for a source without a name of its own, whose
