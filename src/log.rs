@@ -9,7 +9,6 @@ mod format;
 mod json;
 pub(crate) mod levels;
 mod limit;
-mod printable;
 pub(crate) mod system;
 
 use std::fmt;

@@ -11,6 +11,7 @@ mod flight_record;
 mod log;
 mod manual;
 mod operate;
+mod printable;
 mod privileges;
 mod replace_file;
 mod serve;

@@ -13,8 +13,8 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
 use super::json;
-use super::printable::Printable;
 use super::system::{self, priority};
+use crate::printable::Printable;
 
 /// The form of the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

@@ -9,7 +9,7 @@ use tracing::field::{Field, Visit};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
 
-use super::printable::reorders;
+use crate::printable::reorders;
 
 /// An event as one line: `timestamp`, `level`, `target`, `message`, and the fields of the event.
 ///

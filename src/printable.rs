@@ -3,10 +3,10 @@
 use std::fmt::{self, Write as _};
 
 /// A line without what would end it, move the cursor, or show it in another order than it has.
-pub(super) struct Printable<'a> {
-    pub(super) text: &'a str,
+pub(crate) struct Printable<'a> {
+    pub(crate) text: &'a str,
     /// Whether escapes stay.
-    pub(super) has_colors: bool,
+    pub(crate) has_colors: bool,
 }
 
 impl fmt::Display for Printable<'_> {
@@ -25,7 +25,7 @@ impl fmt::Display for Printable<'_> {
 }
 
 /// Line ends of Unicode, and what sets the direction of text (UAX #9).
-pub(super) fn reorders(char: char) -> bool {
+pub(crate) fn reorders(char: char) -> bool {
     matches!(
         char,
         '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
