@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use rustix::io::Errno;
 
 use crate::log;
+use crate::printable::Printable;
 
 pub(crate) const FAILED: u8 = 1;
 pub(crate) const MISUSED: u8 = 2;
@@ -20,8 +21,20 @@ const MOUNT_FAILED: u8 = 32;
 /// runtime ignores the signal, and so the write fails instead.
 pub(crate) const READER_GONE: u8 = 128 + 13;
 
-/// Reports an error with its causes, each once: many errors repeat their source in their own text.
+/// Reports an error with its causes as one line.
 pub(crate) fn failed(error: &dyn Error) -> ExitCode {
+    complain(log::ERROR, &Printable::line(&sentence(error)));
+    ExitCode::from(FAILED)
+}
+
+/// As [`failed`], for an error that repeats lines of another program.
+pub(crate) fn failed_in_lines(error: &dyn Error) -> ExitCode {
+    complain(log::ERROR, &Printable::lines(&sentence(error)));
+    ExitCode::from(FAILED)
+}
+
+/// An error with its causes, each once: many errors repeat their source in their own text.
+fn sentence(error: &dyn Error) -> String {
     let mut sentence = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -31,13 +44,13 @@ pub(crate) fn failed(error: &dyn Error) -> ExitCode {
         }
         cause = error.source();
     }
-    complain(log::ERROR, &sentence);
-    ExitCode::from(FAILED)
+    sentence
 }
 
 /// Reports that the command line is wrong, and where the help of `command` is.
 pub(crate) fn misused(command: &str, sentence: &str) -> ExitCode {
-    complain(log::ERROR, &format!("{sentence}\nTry `{command} --help`."));
+    let text = format!("{}\nTry `{command} --help`.", Printable::line(sentence));
+    complain(log::ERROR, &Printable::lines(&text));
     ExitCode::from(MISUSED)
 }
 
@@ -58,7 +71,8 @@ pub(crate) fn written(output: io::Result<()>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::from(READER_GONE),
         Err(error) => {
-            complain(log::ERROR, &format!("write error: {}", io_reason(&error)));
+            let sentence = format!("write error: {}", io_reason(&error));
+            complain(log::ERROR, &Printable::line(&sentence));
             ExitCode::from(FAILED)
         }
     }
@@ -66,15 +80,15 @@ pub(crate) fn written(output: io::Result<()>) -> ExitCode {
 
 /// Reports what does not fail.
 pub(crate) fn warn(sentence: &str) {
-    complain(log::WARNING, &format!("warning: {sentence}"));
+    complain(log::WARNING, &Printable::line(&format!("warning: {sentence}")));
 }
 
-fn complain(priority: u8, sentence: &str) {
-    if log::system::send(priority, sentence) {
+fn complain(priority: u8, text: &Printable<'_>) {
+    if log::system::send(priority, &text.to_string()) {
         return;
     }
     // There is no other place to report that stderr takes nothing.
-    let _ = writeln!(io::stderr().lock(), "spillway: {sentence}");
+    let _ = writeln!(io::stderr().lock(), "spillway: {text}");
 }
 
 /// The system's text for the error, without its number.

@@ -58,6 +58,6 @@ fn experiments(experiment: &bench::Command) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(bench::Error::Misuse(sentence)) => cli::misused(&sentence),
         Err(bench::Error::Stdout(error)) => exit::written(Err(error)),
-        Err(error) => exit::failed(&error),
+        Err(error) => exit::failed_in_lines(&error),
     }
 }

@@ -1,26 +1,56 @@
-//! Lines in printable characters.
+//! Text of other users and machines in printable characters, for people.
+//!
+//! Every message on stderr, line of the log and report on a terminal passes here, so that a name or
+//! an answer neither moves the cursor nor forges lines. Programs get the bytes as they are. JSON is
+//! for programs on a terminal too; it escapes control characters below U+0020 alone.
 
+use std::borrow::Cow;
 use std::fmt::{self, Write as _};
+use std::io::{self, IsTerminal as _};
 
-/// A line without what would end it, move the cursor, or show it in another order than it has.
+/// Text without what would move the cursor, or show it in another order than it has.
 pub(crate) struct Printable<'a> {
-    pub(crate) text: &'a str,
-    /// Whether escapes stay.
-    pub(crate) has_colors: bool,
+    text: &'a str,
+    /// Control characters that stay.
+    kept: &'static [char],
+}
+
+impl<'a> Printable<'a> {
+    /// One line.
+    pub(crate) fn line(text: &'a str) -> Self {
+        Self { text, kept: &[] }
+    }
+
+    /// One line with the escape sequences that it has, if it `has_colors`.
+    pub(crate) fn colored_line(text: &'a str, has_colors: bool) -> Self {
+        Self { text, kept: if has_colors { &['\u{1b}'] } else { &[] } }
+    }
+
+    /// Several lines.
+    pub(crate) fn lines(text: &'a str) -> Self {
+        Self { text, kept: &['\n'] }
+    }
 }
 
 impl fmt::Display for Printable<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for char in self.text.chars() {
-            match char {
-                '\u{1b}' if self.has_colors => f.write_char(char)?,
-                char if char.is_control() || reorders(char) => {
-                    write!(f, "{}", char.escape_default())?;
-                }
-                char => f.write_char(char)?,
+            if self.kept.contains(&char) || !(char.is_control() || reorders(char)) {
+                f.write_char(char)?;
+            } else {
+                write!(f, "{}", char.escape_default())?;
             }
         }
         Ok(())
+    }
+}
+
+/// Lines for standard output: as they are for a program, in printable characters for a terminal.
+pub(crate) fn for_stdout(lines: &str) -> Cow<'_, str> {
+    if io::stdout().is_terminal() {
+        Printable::lines(lines).to_string().into()
+    } else {
+        lines.into()
     }
 }
 
@@ -46,7 +76,9 @@ mod tests {
             ("\u{9b}31m", true, "\\u{9b}31m"),
             ("txt\u{202e}exe\u{2028}", false, "txt\\u{202e}exe\\u{2028}"),
         ] {
-            assert_eq!(Printable { text, has_colors }.to_string(), expected);
+            assert_eq!(Printable::colored_line(text, has_colors).to_string(), expected);
         }
+        assert_eq!(Printable::line("a\nb").to_string(), "a\\nb");
+        assert_eq!(Printable::lines("a\n\u{1b}[31mb\n").to_string(), "a\n\\u{1b}[31mb\n");
     }
 }

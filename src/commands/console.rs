@@ -9,7 +9,8 @@ use std::sync::{Mutex, PoisonError};
 use indicatif::ProgressBar;
 
 use crate::exit::{FAILED, READER_GONE, io_reason};
-use crate::stdout;
+use crate::printable::Printable;
+use crate::{log, stdout};
 
 /// One command's complaints. Shared by all that works for it.
 pub(crate) struct Console {
@@ -46,7 +47,16 @@ impl Console {
 
     /// Reports a remark, which is no failure.
     pub(crate) fn remark(&self, sentence: impl Display) {
-        let line = format!("{}: {sentence}\n", self.program);
+        self.complain(&Printable::line(&sentence.to_string()));
+    }
+
+    /// Reports a line of the log, which has escape sequences if stderr may have colors.
+    pub(crate) fn log(&self, line: &str) {
+        self.complain(&Printable::colored_line(line, log::stderr_has_colors()));
+    }
+
+    fn complain(&self, text: &Printable<'_>) {
+        let line = format!("{}: {text}\n", self.program);
         // A closed stderr leaves no way to report it.
         self.aside(|| drop(io::stderr().lock().write_all(line.as_bytes())));
     }

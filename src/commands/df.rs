@@ -11,7 +11,7 @@ use super::output::Output;
 use super::remote::LastLink;
 use super::session::{ConnectOptions, Session};
 use super::target::Target;
-use super::text::size;
+use super::text::{quote, size};
 
 /// As coreutils' `df`.
 #[derive(Args)]
@@ -71,7 +71,9 @@ fn headers(options: &Options) -> Row {
 async fn row(options: &Options, session: &mut Session, target: &Target) -> Result<Row> {
     let (remote, node) = session.find(&target.url, LastLink::Follow).await?;
     let found = remote.nfs.fsstat(node.handle).await?;
-    let export = String::from_utf8_lossy(remote.path());
+    // As coreutils has it, no control character breaks a line, also not for a program.
+    let export = quote::if_unprintable(remote.path());
+    let export = String::from_utf8_lossy(&export);
     let file_system = format!("{}:{export}", target.url.host);
     let [all, used, free, part] = numbers(options, &found);
     Ok([file_system, all, used, free, part, target.shown.plain()])

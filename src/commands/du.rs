@@ -6,7 +6,7 @@ use std::io;
 use clap::{ArgAction, Args};
 
 use super::console::Console;
-use super::output::Output;
+use super::output::{self, Output};
 use super::remote::{LastLink, Node, Remote};
 use super::session::{ConnectOptions, Session};
 use super::target::Target;
@@ -151,7 +151,7 @@ impl Usage<'_> {
         let text = self.output.text();
         text.extend_from_slice(size.as_bytes());
         text.push(b'\t');
-        text.extend_from_slice(shown);
+        text.extend_from_slice(&output::name(shown));
         text.push(b'\n');
     }
 }

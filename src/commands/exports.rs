@@ -9,7 +9,7 @@ use client::{Identity, NfsUrl};
 
 use super::console::Console;
 use super::failure::Failure;
-use super::output::Output;
+use super::output::{self, Output};
 use super::session::ConnectOptions;
 
 /// As `showmount -e`.
@@ -52,13 +52,17 @@ pub(crate) async fn run(options: &Options, console: &Console) -> io::Result<()> 
         let service = Mount3::find(&options.host.url, &options.connect.mount(), &identity).await?;
         service.export().await
     };
-    let exports = match list.await {
+    let mut exports = match list.await {
         Ok(exports) => exports,
         Err(error) => {
             console.fail(Failure::from(error));
             return Ok(());
         }
     };
+    let names = exports
+        .iter_mut()
+        .flat_map(|entry| std::iter::once(&mut entry.directory).chain(&mut entry.groups));
+    names.for_each(|name| *name = output::name(name).into_owned());
     let mut output = Output::default();
     if !options.no_headers {
         let line = format!("Export list for {}:\n", options.host.shown);

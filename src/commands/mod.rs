@@ -186,7 +186,7 @@ struct Remark(Arc<Console>);
 
 impl io::Write for Remark {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
-        self.0.remark(String::from_utf8_lossy(text));
+        self.0.log(&String::from_utf8_lossy(text));
         Ok(text.len())
     }
 

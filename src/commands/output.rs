@@ -1,10 +1,13 @@
 //! Standard output for much text, written beside the network's work.
 
-use std::io::{self, Write as _};
+use std::borrow::Cow;
+use std::io::{self, IsTerminal as _, Write as _};
+use std::sync::LazyLock;
 
 use bytes::Bytes;
 use tokio::task::spawn_blocking;
 
+use super::text::quote;
 use crate::stdout;
 
 /// Gathers text and writes it in large pieces, on a thread of its own: a reader that pauses, like a
@@ -40,5 +43,13 @@ pub(crate) async fn write(data: Bytes) -> io::Result<()> {
     });
     written.await.expect("writing does not panic")
 }
+
+/// A name as standard output takes it: as it is for a program; for a terminal, with quotes if that
+/// would not show all of it.
+pub(crate) fn name(name: &[u8]) -> Cow<'_, [u8]> {
+    if *IS_TERMINAL { quote::if_unprintable(name) } else { name.into() }
+}
+
+static IS_TERMINAL: LazyLock<bool> = LazyLock::new(|| io::stdout().is_terminal());
 
 const WORTH_BYTES: usize = 64 << 10;

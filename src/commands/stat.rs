@@ -9,7 +9,7 @@ use proto::nfs3::{Attributes, FileType};
 
 use super::console::Console;
 use super::failure::Result;
-use super::output::Output;
+use super::output::{self, Output};
 use super::remote::LastLink;
 use super::session::{ConnectOptions, Session};
 use super::target::Target;
@@ -62,7 +62,7 @@ pub(crate) async fn run(options: &Options, console: &Console) -> io::Result<()> 
 
 /// A file as it was found.
 struct Subject {
-    name: String,
+    name: Vec<u8>,
     attributes: Attributes,
     link_target: Option<Vec<u8>>,
     /// The server's preferred transfer size.
@@ -77,13 +77,13 @@ impl Subject {
             FileType::Symlink => Some(remote.nfs.readlink(node.handle).await?.target.to_vec()),
             _ => None,
         };
-        let (name, io_bytes) = (target.shown.plain(), remote.info().wtpref);
+        let (name, io_bytes) = (target.shown.as_bytes().to_vec(), remote.info().wtpref);
         Ok(Self { name, attributes: node.attributes, link_target, io_bytes })
     }
 
     /// The name between quotes as needed, and where a link leads.
     fn described(&self, quoted: impl Fn(&[u8]) -> String) -> String {
-        let name = quoted(self.name.as_bytes());
+        let name = quoted(&self.name);
         match &self.link_target {
             Some(target) => format!("{name} -> {}", quoted(target)),
             None => name,
@@ -114,7 +114,7 @@ impl Form {
              Device: {}\tInode: {fileid:<11} Links: {links}{device}\n\
              Access: ({:04o}/{})  Uid: ({uid:5}/{:>8})   Gid: ({gid:5}/{:>8})\n\
              Access: {}\nModify: {}\nChange: {}\n Birth: -\n",
-            subject.described(|name| String::from_utf8_lossy(name).into_owned()),
+            subject.described(printed),
             blocks(&subject.attributes),
             subject.io_bytes,
             mode::type_name(file_type, size),
@@ -162,7 +162,7 @@ impl Form {
             'G' => write!(text, "{}", self.group(gid)),
             'h' => write!(text, "{nlink}"),
             'i' => write!(text, "{fileid}"),
-            'n' => write!(text, "{}", subject.name),
+            'n' => write!(text, "{}", printed(&subject.name)),
             'N' => write!(text, "{}", subject.described(quote::always)),
             'o' => write!(text, "{}", subject.io_bytes),
             's' => write!(text, "{size}"),
@@ -196,6 +196,11 @@ impl Form {
     fn group(&self, gid: u32) -> &str {
         self.owners.group(gid).unwrap_or("UNKNOWN")
     }
+}
+
+/// A name without quotes, but for what a terminal would not show.
+fn printed(name: &[u8]) -> String {
+    String::from_utf8_lossy(&output::name(name)).into_owned()
 }
 
 /// Blocks of [`BLOCK_BYTES`] that the file takes, as a kernel would count them.

@@ -1,8 +1,8 @@
 //! Arguments that name files on servers, and how messages name them.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fmt;
-use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::unix::ffi::OsStrExt as _;
 
 use clap::builder::{OsStringValueParser, TypedValueParser as _, ValueParser, ValueParserFactory};
 use client::nfs_url::{NfsUrl, UrlError};
@@ -92,9 +92,9 @@ impl Shown {
         &self.bytes
     }
 
-    /// Without quotes, for where coreutils writes none.
+    /// Without quotes, for where coreutils writes none, if a terminal would show all of it so.
     pub(crate) fn plain(&self) -> String {
-        OsString::from_vec(self.bytes.clone()).to_string_lossy().into_owned()
+        String::from_utf8_lossy(&quote::if_unprintable(&self.bytes)).into_owned()
     }
 }
 

@@ -88,7 +88,7 @@ where
             Self::Journal(format) => format.format_event(context, inner, event)?,
             Self::Json { .. } => return writeln!(writer, "{}", json::line(event)?),
         }
-        writeln!(writer, "{}", Printable { text: line.trim_end_matches('\n'), has_colors })
+        writeln!(writer, "{}", Printable::colored_line(line.trim_end_matches('\n'), has_colors))
     }
 }
 

@@ -26,6 +26,7 @@ use crate::announce::print;
 use crate::control::client::ask;
 use crate::control::{self, discovery};
 use crate::exit;
+use crate::printable::for_stdout;
 
 /// A command for a running server.
 #[derive(Subcommand)]
@@ -94,7 +95,7 @@ impl Target {
     /// Prints an answer: `text` of it, or the whole as JSON.
     fn show<T: Serialize>(&self, answer: &T, text: impl FnOnce(&T) -> String) -> io::Result<()> {
         if !self.json {
-            return print(&text(answer));
+            return print(&for_stdout(&text(answer)));
         }
         let mut json = serde_json::to_string_pretty(answer)?;
         json.push('\n');

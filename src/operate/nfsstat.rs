@@ -14,6 +14,7 @@ use super::{Done, Failure, Target};
 use crate::announce::print;
 use crate::control::Command;
 use crate::control::client::ask;
+use crate::printable::for_stdout;
 
 /// Show the operations of a running server by procedure, export and client
 ///
@@ -56,7 +57,8 @@ pub(super) fn run(options: &Options) -> Result<Done, Failure> {
             serde_json::to_string(&of_export(options, difference))? + "\n"
         } else {
             let separator = if report == 0 { "" } else { "\n" };
-            format!("{separator}{}", text(options, &difference))
+            let text = text(options, &difference);
+            format!("{separator}{}", for_stdout(&text))
         };
         if let Err(error) = print(&text) {
             return Ok(Done::Printed(Err(error)));

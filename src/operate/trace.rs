@@ -14,6 +14,7 @@ use super::{Done, Failure, Target};
 use crate::announce::print;
 use crate::control::TraceMessage;
 use crate::control::client::follow;
+use crate::printable::for_stdout;
 use crate::stdout;
 
 /// Follow trace events of a running server, or list them
@@ -83,6 +84,7 @@ pub(super) fn run(options: &Options) -> Result<Done, Failure> {
         }
         let message: TraceMessage = serde_json::from_str(&line)?;
         let text = if options.target.json { json(message)? } else { text(&message) };
+        let text = if options.target.json { text.into() } else { for_stdout(&text) };
         if let Err(error) = writeln!(out, "{text}").and_then(|()| out.flush()) {
             return Ok(Done::Printed(Err(error)));
         }

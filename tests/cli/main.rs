@@ -8,6 +8,7 @@ mod client;
 mod control;
 mod failing_disk;
 mod fixture;
+mod foreign_servers;
 #[path = "../fuse/mod.rs"]
 mod fuse;
 mod logging;

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use crate::skip::skip;
+
 /// Generous: the machine may be busy, and a passing test never waits for it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -34,6 +36,19 @@ pub(crate) fn coreutils(name: &str) -> Command {
 /// Runs the program with its arguments.
 pub(crate) fn run<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Output {
     spillway().args(args).output().unwrap()
+}
+
+/// What the program prints on a terminal; `None` where none can be made.
+pub(crate) fn on_terminal(args: &[&str]) -> Option<String> {
+    let words = args.iter().map(|word| format!(" '{word}'")).collect::<String>();
+    let command = format!("{}{words}", env!("CARGO_BIN_EXE_spillway"));
+    match Command::new("script").args(["-qec", &command, "/dev/null"]).output() {
+        Ok(script) => Some(String::from_utf8(script.stdout).unwrap()),
+        Err(_) => {
+            skip("there is no script(1) to make a terminal with");
+            None
+        }
+    }
 }
 
 /// What was printed, which is text.

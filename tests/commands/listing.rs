@@ -3,13 +3,14 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 
-use crate::fixture::{Server, assert_exit, bytes_path, coreutils, run, spillway, succeeded, text};
-use crate::skip::skip;
+use crate::fixture::{
+    Server, assert_exit, bytes_path, coreutils, on_terminal, run, spillway, succeeded, text,
+};
 
 /// A directory with what listings are about: types, sizes, times, links, hidden names.
 fn furnished() -> Server {
@@ -202,10 +203,7 @@ fn a_terminal_gets_columns_and_quotes() {
     for name in ["plain", "with space"] {
         server.put(name, "");
     }
-    let command = format!("{} ls {}", env!("CARGO_BIN_EXE_spillway"), server.url(""));
-    let script = Command::new("script").args(["-qec", &command, "/dev/null"]).output();
-    let Ok(script) = script else {
-        return skip("there is no script(1) to make a terminal with");
-    };
-    assert_eq!(text(&script.stdout), " plain  'with space'\r\n");
+    if let Some(printed) = on_terminal(&["ls", &server.url("")]) {
+        assert_eq!(printed, " plain  'with space'\r\n");
+    }
 }

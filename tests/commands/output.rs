@@ -9,7 +9,7 @@ use std::process::Stdio;
 use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
 
 use crate::fixture::{
-    Server, assert_exit, coreutils, feed, pattern, run, spillway, succeeded, text,
+    Server, assert_exit, coreutils, feed, on_terminal, pattern, run, spillway, succeeded, text,
 };
 use crate::gate::Gate;
 
@@ -109,6 +109,31 @@ fn df_has_the_numbers_of_the_file_system() {
     let nope = server.url("nope");
     let output = run(["df", &nope]);
     assert_exit(&output, 1, &format!("spillway df: {nope}: No such file or directory"));
+}
+
+#[test]
+fn file_names_do_not_control_a_terminal() {
+    let server = Server::start();
+    fs::create_dir(server.path("\x1b[31mred")).unwrap();
+    let (root, red) = (server.url(""), server.url("\x1b[31mred"));
+    let shown = format!("'{root}/'$'\\033''[31mred'");
+    assert_eq!(succeeded(run(["stat", "-c", "%n", &red])), format!("{red}\n"));
+    assert!(succeeded(run(["du", &root])).contains(&format!("\t{red}\n")));
+    let commands: [&[&str]; 5] = [
+        &["du", &root],
+        &["df", &red],
+        &["stat", &red],
+        &["stat", "-c", "%n", &red],
+        &["ls", "-R", &root],
+    ];
+    for command in commands {
+        let Some(printed) = on_terminal(command) else { return };
+        assert!(!printed.contains('\x1b') && printed.contains(&shown), "{command:?}: {printed:?}");
+    }
+    let output = run(["cat", &format!("{red}/\nnope")]);
+    let shown = shown.trim_end_matches('\'');
+    let line = format!("spillway cat: {shown}/'$'\\n''nope': No such file or directory");
+    assert_exit(&output, 1, &line);
 }
 
 #[test]

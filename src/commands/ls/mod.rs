@@ -347,9 +347,8 @@ impl<'a> Printer<'a> {
             if self.is_below {
                 self.output.text().push(b'\n');
             }
-            let shown = dir.shown.as_bytes();
             let text = self.output.text();
-            text.extend_from_slice(shown);
+            push_name(text, dir.shown.as_bytes(), self.quotes);
             text.extend_from_slice(b":\n");
         }
         self.is_below = true;

@@ -1,6 +1,10 @@
 //! Names between quotes that a shell takes back, as coreutils writes them on terminals and in
 //! messages.
 
+use std::borrow::Cow;
+
+use crate::printable::reorders;
+
 /// The name with quotes around it whatever it is, for messages: `'a'`, `"it's"`, `'a'$'\n''b'`.
 pub(crate) fn always(name: &[u8]) -> String {
     quoted(name)
@@ -11,6 +15,15 @@ pub(crate) fn as_needed(name: &[u8]) -> String {
     match std::str::from_utf8(name) {
         Ok(text) if is_plain(text) => text.to_owned(),
         _ => quoted(name),
+    }
+}
+
+/// The name as it is where a terminal would show all of it, else with quotes: for where coreutils
+/// writes no quotes.
+pub(crate) fn if_unprintable(name: &[u8]) -> Cow<'_, [u8]> {
+    match std::str::from_utf8(name) {
+        Ok(text) if text.chars().all(is_printable) => name.into(),
+        _ => quoted(name).into_bytes().into(),
     }
 }
 
@@ -73,8 +86,9 @@ fn escape(byte: u8) -> String {
 /// others, are not shown.
 fn is_printable(c: char) -> bool {
     !c.is_control()
-        && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}'
-            | '\u{feff}' | '\u{e000}'..='\u{f8ff}')
+        && !reorders(c)
+        && !matches!(c, '\u{200b}'..='\u{200d}' | '\u{2060}'..='\u{2065}' | '\u{feff}'
+            | '\u{e000}'..='\u{f8ff}')
 }
 
 /// The characters that a shell interprets anywhere in a word.
@@ -113,6 +127,9 @@ mod tests {
         for &(name, expected, always_expected) in NAMES {
             assert_eq!(as_needed(name), expected);
             assert_eq!(always(name), always_expected);
+            let is_shown = name.iter().all(|byte| *byte >= b' ' && *byte != 0xff);
+            let expected = if is_shown { name } else { always_expected.as_bytes() };
+            assert_eq!(if_unprintable(name), expected);
         }
     }
 }

@@ -6,6 +6,7 @@ use server::report::{ClientSample, ExportSample, OperationSample, PhaseSample, S
 use super::device::Load;
 use crate::operate::clients::{is_shown, name};
 use crate::operate::text::{bytes, mean_ms, per_second, rate, time};
+use crate::printable::Printable;
 
 /// A terminal, or what of it is to be filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +43,7 @@ impl Frame<'_> {
         if let Some(Size { columns, rows }) = size {
             lines.truncate(rows);
             for line in &mut lines {
-                *line = line.chars().take(columns).collect();
+                *line = Printable::line(line).to_string().chars().take(columns).collect();
             }
         }
         lines
