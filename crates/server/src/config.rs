@@ -5,6 +5,7 @@
 //! [`Config::load`], [`Config::parse`] and [`Config::from_flags`]. `docs/configuration.md` is the
 //! operator's description of every key.
 
+mod addresses;
 mod error;
 mod export;
 mod raw;
@@ -14,7 +15,7 @@ mod versions;
 mod warnings;
 
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,11 +24,12 @@ use std::time::Duration;
 use io::IoMode;
 use toml::Spanned;
 
+pub(crate) use addresses::is_v6_only;
 pub use error::ConfigError;
 use error::{Given, Origin, Source};
 use export::Resolve;
 pub use raw::{ByteSize, ListenAddress, NotASize, NotAnAddress};
-use raw::{ListenList, ListenText, RawConfig, RawEvents, TimeSpan};
+use raw::{RawConfig, RawEvents, TimeSpan};
 pub use setting::{Setting, SettingError, edited};
 pub use versions::{NfsVersions, NoSuchVersions};
 
@@ -150,7 +152,7 @@ impl Config {
         Self::parse("", Path::new("(no file)"), overrides)
     }
 
-    /// Where to accept connections: at least one address, none twice.
+    /// Where to accept connections: at least one address, and none that another one includes.
     #[must_use]
     pub fn listen(&self) -> &[SocketAddr] {
         &self.listen
@@ -323,8 +325,10 @@ fn parse_with(
     let threads = |key, raw, default| count(key, raw, default, 1..=THREADS_MAX, source);
     let exports = export::export_table(raw.exports, overrides, source, resolve)?;
     let nfs_versions = nfs_versions(raw.nfs_versions, overrides, source)?;
+    let listen = addresses::listen(raw.listen, overrides, source)?;
+    let metrics = addresses::metrics(raw.metrics, &listen, overrides, source)?;
     Ok(Config {
-        listen: listen(raw.listen, overrides, source)?,
+        listen: listen.value,
         state_dir: state_dir::state_dir(raw.state_dir, overrides, &exports, source)?,
         memory_bytes,
         max_transfer_bytes: max_transfer.value,
@@ -351,7 +355,7 @@ fn parse_with(
         read_ahead: Given::pick(no_read_ahead, raw.read_ahead, true).value,
         splice: Given::pick(no_splice, raw.splice, true).value,
         trace: trace(raw.trace, overrides),
-        metrics: overrides.metrics.or(raw.metrics).map(|ListenAddress(address)| address),
+        metrics,
         exports: Arc::new(exports),
     })
 }
@@ -383,46 +387,6 @@ fn nfs_versions(
         .join(",")
         .parse()
         .map_err(|why: NoSuchVersions| source.at(&raw.span(), why.to_string()))
-}
-
-fn listen(
-    raw: Option<Spanned<ListenList>>,
-    overrides: &Overrides,
-    source: Source<'_>,
-) -> Result<Vec<SocketAddr>, ConfigError> {
-    let raw = raw.map(|raw| parse_listen(&raw, source)).transpose()?;
-    let flag = (!overrides.listen.is_empty()).then(|| ("--listen", overrides.listen.clone()));
-    let Given { value: addresses, origin } = Given::pick(flag, raw, vec![LISTEN_DEFAULT]);
-    let refuse = |why| Err(source.blame(&origin, why));
-    if addresses.is_empty() {
-        return refuse("the list is empty, so no client can connect".to_owned());
-    }
-    if addresses.len() > LISTEN_ADDRESSES_MAX {
-        return refuse(format!(
-            "the server can listen on at most {LISTEN_ADDRESSES_MAX} addresses"
-        ));
-    }
-    for (i, address) in addresses.iter().enumerate() {
-        // Port 0 asks for any free port, so two such sockets do not collide.
-        if address.port() != 0 && addresses[..i].contains(address) {
-            return refuse(format!("{address} is given twice"));
-        }
-    }
-    Ok(addresses)
-}
-
-fn parse_listen(
-    raw: &Spanned<ListenList>,
-    source: Source<'_>,
-) -> Result<Spanned<Vec<SocketAddr>>, ConfigError> {
-    let ListenList(texts) = raw.as_ref();
-    let addresses = texts.iter().map(|ListenText { text, span }| {
-        let ListenAddress(address) = text.parse().map_err(|error: NotAnAddress| {
-            source.at(span.as_ref().unwrap_or(&raw.span()), error.to_string())
-        })?;
-        Ok(address)
-    });
-    Ok(Spanned::new(raw.span(), addresses.collect::<Result<_, _>>()?))
 }
 
 fn max_transfer(
@@ -553,8 +517,6 @@ const WINDOW_DEFAULT_MAX: ByteSize = ByteSize(256 << 20);
 const WINDOW_DEFAULT_PART: u64 = 4;
 /// The part of the machine's memory that a window by default does not exceed.
 const WINDOW_MACHINE_PART: u64 = 2;
-const LISTEN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 2049);
-const LISTEN_ADDRESSES_MAX: usize = 64;
 const MEMORY_DEFAULT: ByteSize = ByteSize(512 << 20);
 const MAX_TRANSFER_DEFAULT: ByteSize = ByteSize(1 << 20);
 const MAX_TRANSFER_RANGE: RangeInclusive<ByteSize> = ByteSize(64 << 10)..=ByteSize(4 << 20);

@@ -12,7 +12,7 @@ use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 use tokio::sync::{oneshot, watch};
 use tokio::task::{JoinError, JoinHandle, JoinSet, spawn_blocking};
 
-use crate::config::{Config, NfsVersions};
+use crate::config::{Config, NfsVersions, is_v6_only};
 use crate::counters::{Counter, Counters};
 use crate::export::{ExportError, ExportTable, Exports, HandleKey, HandleKeyError};
 use crate::network_threads::NetworkThreads;
@@ -378,15 +378,10 @@ fn check_outside(exports: &ExportTable, state_dir: &Path) -> Result<(), StateDir
     }
 }
 
-/// Binds and listens on each address. `::` includes IPv4, but not where an IPv4 address of the list
-/// has the same port: the two would collide.
+/// Binds and listens on each address.
 fn bind(addresses: &[SocketAddr]) -> Result<Vec<(SocketAddr, TcpListener)>, StartError> {
-    let collides = |address: &SocketAddr| {
-        let mut others = addresses.iter().filter(|other| other.port() == address.port());
-        address.port() != 0 && others.any(|other| other.ip().to_canonical().is_ipv4())
-    };
     let bind = |&address: &SocketAddr| {
-        let socket = open(address, SocketType::STREAM, collides(&address));
+        let socket = open(address, SocketType::STREAM, is_v6_only(&address, addresses));
         let socket = socket.and_then(|socket| listen(socket.into()));
         socket.map_err(|error| StartError::Listen { address, error })
     };
@@ -525,7 +520,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::config::Overrides;
+    use crate::config::{ListenAddress, Overrides};
     use crate::export::{Flavor, Object, Peer, Purpose};
     use crate::fs::Caller;
     use crate::moment::Moment;
@@ -571,6 +566,35 @@ mod tests {
         TcpStream::connect(&*addresses(&["127.0.0.1"])).unwrap();
         bound[0].1.set_nonblocking(false).unwrap();
         assert!(bound[0].1.accept().is_ok(), "IPv4 is included");
+    }
+
+    #[test]
+    fn addresses_are_accepted_if_the_kernel_takes_them() {
+        if TcpListener::bind("[::1]:0").is_err() {
+            return skip_in_ci_too("no IPv6");
+        }
+        let dir = TempDir::new().unwrap();
+        std::fs::create_dir(dir.path().join("export")).unwrap();
+        let text = format!("[[export]]\npath = {:?}", dir.path().join("export"));
+        let accepts = |listen: &[SocketAddr], metrics: Option<SocketAddr>| {
+            let state_dir = Some(dir.path().join("state"));
+            let (listen, metrics) = (listen.to_vec(), metrics.map(ListenAddress));
+            let overrides = Overrides { listen, metrics, state_dir, ..Overrides::default() };
+            Config::parse(&text, Path::new("test.toml"), &overrides).is_ok()
+        };
+        // No port that the kernel gives to another test.
+        let ports = (0..).map(|offset| 20_000 + (std::process::id() + offset) % 12_000);
+        let is_free = |port: &u32| TcpListener::bind(format!("[::]:{port}")).is_ok();
+        let port = ports.take(1000).find(is_free).unwrap();
+        let hosts = ["127.0.0.1", "127.0.0.2", "0.0.0.0", "[::1]", "[::]", "[::ffff:127.0.0.1]"];
+        let addresses = hosts.map(|host| format!("{host}:{port}").parse::<SocketAddr>().unwrap());
+        for (one, other) in addresses.iter().flat_map(|one| addresses.map(|other| (*one, other))) {
+            let both = [one, other];
+            assert_eq!(accepts(&both, None), bind(&both).is_ok(), "{both:?}");
+            let metrics = TcpListener::bind(other).unwrap();
+            assert_eq!(accepts(&[one], Some(other)), bind(&[one]).is_ok(), "{both:?}");
+            drop(metrics);
+        }
     }
 
     #[tokio::test]

@@ -39,7 +39,7 @@ pub(super) struct RawConfig {
     pub(super) read_ahead: Option<Spanned<bool>>,
     pub(super) splice: Option<Spanned<bool>>,
     pub(super) trace: Option<Spanned<Vec<RawEvents>>>,
-    pub(super) metrics: Option<ListenAddress>,
+    pub(super) metrics: Option<Spanned<ListenAddress>>,
     #[serde(default, rename = "export", deserialize_with = "exports")]
     pub(super) exports: Vec<RawExport>,
 }

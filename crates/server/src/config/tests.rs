@@ -1,4 +1,5 @@
 use std::ffi::OsString;
+use std::net::IpAddr;
 
 use io::IoPolicy;
 use proptest::prelude::*;
@@ -292,6 +293,35 @@ const GLOBAL_ERRORS: &[(&str, &str)] = &[
     ("listen = \"localhost:2049\"", "1:10: `localhost:2049` is not an IP address with a port"),
     ("listen = [\n  \"127.0.0.1:1\",\n  \"::1\"]", "3:3: `::1` is not an IP address with a port"),
     ("listen = [\"127.0.0.1:1\", \"127.0.0.1:1\"]", "1:10: 127.0.0.1:1 is given twice"),
+    (
+        "listen = [\"0.0.0.0:1\", \"127.0.0.1:1\"]",
+        "1:10: the server cannot listen on both 0.0.0.0:1 and 127.0.0.1:1",
+    ),
+    (
+        "listen = [\"[::1]:1\", \"[::]:1\"]",
+        "1:10: the server cannot listen on both [::1]:1 and [::]:1",
+    ),
+    (
+        "listen = [\"127.0.0.1:1\", \"[::ffff:127.0.0.1]:1\"]",
+        "1:10: the server cannot listen on both 127.0.0.1:1 and [::ffff:127.0.0.1]:1",
+    ),
+    ("metrics = 1", "1:11: invalid type: integer `1`, expected an address with a port"),
+    (
+        "metrics = \"127.0.0.1:2049\"",
+        "1:11: the server cannot serve clients on 127.0.0.1:2049 and metrics on 127.0.0.1:2049",
+    ),
+    (
+        "listen = \"0.0.0.0:1\"\nmetrics = \"127.0.0.1:1\"",
+        "2:11: the server cannot serve clients on 0.0.0.0:1 and metrics on 127.0.0.1:1",
+    ),
+    (
+        "metrics = \"127.0.0.1:1\"\nlisten = \"[::]:1\"",
+        "1:11: the server cannot serve clients on [::]:1 and metrics on 127.0.0.1:1",
+    ),
+    (
+        "listen = [\"127.0.0.2:2\", \"127.0.0.1:1\"]\nmetrics = \"[::]:1\"",
+        "2:11: the server cannot serve clients on 127.0.0.1:1 and metrics on [::]:1",
+    ),
     ("memory = 5", "1:10: invalid type: integer `5`, expected a size with a unit"),
     ("memory = \"5\"", "1:10: `5` is not a size with a unit"),
     ("memory = \"5\\nMiB\"", "1:10: `5\\nMiB` is not a size with a unit"),
@@ -342,6 +372,43 @@ fn errors_in_global_keys_name_their_place() {
         let expected = format!("spillway.toml:{expected}");
         assert!(error.starts_with(&expected), "{text}\n  {error}\n  {expected}");
         assert!(!error.contains('\n'), "{error}");
+    }
+}
+
+#[test]
+fn colliding_addresses_are_the_fault_of_a_flag_if_one_is_given() {
+    let machine = Machine::new();
+    let address = |text: &str| text.parse::<ListenAddress>().unwrap();
+    let listen = |texts: &[&str]| texts.iter().map(|text| address(text).0).collect::<Vec<_>>();
+    let metrics = Some(address("0.0.0.0:1"));
+    for (file, listen, metrics, expected) in [
+        ("", listen(&["[::]:1", "[::1]:1"]), None, "--listen: the server cannot listen on both"),
+        ("", listen(&["127.0.0.1:1"]), metrics, "--metrics: the server cannot serve clients on"),
+        ("listen = \"127.0.0.1:1\"\n", Vec::new(), metrics, "--metrics: the server cannot serve"),
+        ("metrics = \"0.0.0.0:1\"\n", listen(&["127.0.0.1:1"]), None, "--listen: the server"),
+    ] {
+        let overrides = Overrides { listen, metrics, ..Overrides::default() };
+        let text = format!("{file}[[export]]\npath = \"$A\"\n");
+        let error = machine.parse_over(&text, &overrides).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{error}");
+    }
+}
+
+#[test]
+fn addresses_that_do_not_collide_are_accepted() {
+    let machine = Machine::new();
+    for (listen, metrics) in [
+        ("[\"0.0.0.0:1\", \"[::]:1\"]", "127.0.0.1:2"),
+        // Beside an IPv4 address `::` is IPv6 alone.
+        ("[\"[::]:1\", \"127.0.0.1:1\"]", "127.0.0.2:1"),
+        ("[\"[::]:1\", \"[::ffff:127.0.0.1]:1\"]", "127.0.0.2:1"),
+        ("[\"127.0.0.1:1\", \"127.0.0.2:1\"]", "[::1]:1"),
+        ("[\"[fe80::1%1]:1\", \"[fe80::1%2]:1\"]", "[fe80::1%3]:1"),
+        ("[\"127.0.0.1:0\", \"127.0.0.1:0\", \"0.0.0.0:0\"]", "127.0.0.1:0"),
+    ] {
+        let text = format!("listen = {listen}\nmetrics = \"{metrics}\"\n");
+        let parsed = machine.parse(&(text + "[[export]]\npath = \"$A\"\n"));
+        assert!(parsed.is_ok(), "{listen} {metrics}: {parsed:?}");
     }
 }
 
