@@ -226,8 +226,8 @@ impl Drop for CallAtWork {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fair_queue::FairQueue;
     use crate::moment::Moment;
-    use crate::turns::Turns;
 
     #[test]
     fn polling_in_vain_is_rare_and_short() {
@@ -367,10 +367,10 @@ mod tests {
         // Each look that would offer it is refused, and counts as one in vain.
         let polls = BusyPolls { max: 0, ..BusyPolls::new(2, Arc::default()) };
         let in_vain = Arc::new(AtomicUsize::new(0));
-        let turns = Arc::new(Turns::new(&Arc::default()));
-        let (rounds, seat) = (Arc::clone(&turns), turns.seat(1));
-        drop(tokio::spawn(async move { rounds.run().await }));
-        let (calls, counted) = (Arc::clone(&turns.calls), Arc::clone(&in_vain));
+        let queue = Arc::new(FairQueue::new(&Arc::default()));
+        let (rounds, flow) = (Arc::clone(&queue), queue.join(1));
+        drop(tokio::spawn(async move { rounds.run_rounds().await }));
+        let (calls, counted) = (Arc::clone(&queue.calls), Arc::clone(&in_vain));
         let polling = tokio::spawn(async move {
             while calls.light.load(Ordering::Relaxed) == 0 {
                 yield_now().await;
@@ -384,20 +384,20 @@ mod tests {
         let working = tokio::spawn(async move {
             let work = async {
                 for _ in 0..10_000 {
-                    seat.calls().note_light_one();
+                    flow.calls().note_light_one();
                     let began = Moment::now();
                     while Moment::now().nanoseconds_since(began) < 10_000 {}
-                    if seat.is_over(Moment::now()) {
+                    if flow.quantum_is_over(Moment::now()) {
                         yield_now().await;
                     }
                 }
                 in_vain.load(Ordering::Relaxed)
             };
-            seat.take_turns(work).await
+            flow.schedule(work).await
         });
         assert_eq!(working.await.unwrap(), 0);
         polling.abort();
-        assert!(turns.calls.turns.load(Ordering::Relaxed) > 100, "the work is done in many turns");
+        assert!(queue.calls.turns.load(Ordering::Relaxed) > 100, "the work is done in many turns");
     }
 
     impl BusyPolls {

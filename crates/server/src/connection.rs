@@ -22,12 +22,12 @@ use crate::call_trace::{self, Traced};
 use crate::connections::{Activity, ConnectionPermit};
 use crate::counters::{ClientCounters, Counter, Counters};
 use crate::dispatch::{self, Claimed, Ended, Verdict};
+use crate::fair_queue::FlowHandle;
 use crate::moment::Moment;
 use crate::procedures::{Programs, Thread};
 use crate::request::{Origin, Peer};
 use crate::service::Service;
 use crate::state::ConnectionId;
-use crate::turns::Seat;
 use dues::{Charge, Dues};
 use end::{Open, drain};
 use stay::{Stayed, Streak};
@@ -122,12 +122,12 @@ impl Accepted {
 }
 
 /// Serves a connection until the peer closes it, breaks the protocol, its place is needed for
-/// another while it is idle, or the server stops. `seat` is on this thread.
+/// another while it is idle, or the server stops. `flow` is on this thread.
 pub(crate) async fn serve(
     service: Arc<Service>,
     programs: Programs,
     stream: std::net::TcpStream,
-    (permit, seat): (ConnectionPermit, Seat),
+    (permit, flow): (ConnectionPermit, FlowHandle),
     mut stop: watch::Receiver<bool>,
 ) {
     let Ok(address) = stream.peer_addr() else { return };
@@ -148,10 +148,10 @@ pub(crate) async fn serve(
         Arc::clone(&activity.peer_wait),
         service.idle_timeout,
     );
-    let seat = Arc::new(seat);
+    let flow = Arc::new(flow);
     let mut sender = tokio::spawn({
-        let (replies, seat) = (Arc::clone(&replies), Arc::clone(&seat));
-        async move { seat.take_turns(replies.run()).await }
+        let (replies, flow) = (Arc::clone(&replies), Arc::clone(&flow));
+        async move { flow.schedule(replies.run()).await }
     });
     let open = Open {
         service: &service,
@@ -167,7 +167,7 @@ pub(crate) async fn serve(
         socket: Arc::clone(&socket),
         replies: Arc::clone(&replies),
         activity: Arc::clone(activity),
-        thread_calls: Arc::clone(seat.calls()),
+        thread_calls: Arc::clone(flow.calls()),
         dues: Arc::new(Dues::of(&service, programs, activity.client())),
         waits: Mutex::default(),
     });
@@ -177,7 +177,7 @@ pub(crate) async fn serve(
         // An evicted connection begins no call: its client's state may be gone.
         biased;
         () = activity.evicted() => tracing::debug!(client = %address, "evicted"),
-        () = calls(&seat, intake, receiver) => {}
+        () = calls(&flow, intake, receiver) => {}
         // The peer does not take its replies, or sends what are no calls.
         _ = &mut sender => service.counters.add(Counter::BrokenConnections, 1),
         _ = stop.wait_for(|stop| *stop) => {}
@@ -193,10 +193,10 @@ pub(crate) async fn serve(
 }
 
 /// Takes calls and begins them until the connection ends, once it may take any.
-async fn calls(seat: &Seat, intake: Arc<Intake>, receiver: Receiver<SocketReader>) {
+async fn calls(flow: &FlowHandle, intake: Arc<Intake>, receiver: Receiver<SocketReader>) {
     let (replies, activity) = (Arc::clone(&intake.replies), Arc::clone(&intake.activity));
     intake.service.connections.may_take_calls(&activity).await;
-    seat.take_turns(flushed(&replies, take_calls(seat, intake, receiver))).await;
+    flow.schedule(flushed(&replies, take_calls(flow, intake, receiver))).await;
 }
 
 /// Does the work, and sends the replies that are left whenever it waits.
@@ -211,14 +211,14 @@ async fn flushed(replies: &ReplyQueue, work: impl Future<Output = ()>) {
 }
 
 /// Receives calls until the peer closes the connection or sends a message that is not a call.
-async fn take_calls(seat: &Seat, intake: Arc<Intake>, mut receiver: Receiver<SocketReader>) {
+async fn take_calls(flow: &FlowHandle, intake: Arc<Intake>, mut receiver: Receiver<SocketReader>) {
     let mut streak = Streak::default();
     let mut next = intake.next(&mut receiver).await;
     loop {
         let mut call = match next {
             Next::Call(call) => call,
             Next::Settled => {
-                if seat.is_over(Moment::now()) {
+                if flow.quantum_is_over(Moment::now()) {
                     tokio::task::yield_now().await;
                 }
                 next = intake.next(&mut receiver).await;
@@ -246,7 +246,7 @@ async fn take_calls(seat: &Seat, intake: Arc<Intake>, mut receiver: Receiver<Soc
         }
         let received = call.received;
         begin(call).await;
-        if seat.is_over(received) {
+        if flow.quantum_is_over(received) {
             tokio::task::yield_now().await;
         }
         next = intake.next(&mut receiver).await;

@@ -18,6 +18,7 @@ pub mod counters;
 mod descriptor_plan;
 mod dispatch;
 pub mod export;
+mod fair_queue;
 mod fs;
 mod held_files;
 mod inode_cache;
@@ -48,7 +49,6 @@ mod state;
 mod state_dir;
 mod stays;
 pub mod trace;
-mod turns;
 mod vfs;
 mod write_order;
 

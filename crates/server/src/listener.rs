@@ -103,8 +103,8 @@ pub(crate) async fn accept(
         }
         let programs = stream.local_addr().map_or(programs, |called| programs.called_at(called));
         let service = Arc::clone(&service);
-        let (thread, seat) = threads.seat(permit.activity.client());
-        thread.spawn(connection::serve(service, programs, stream, (permit, seat), stop.clone()));
+        let (thread, flow) = threads.join(permit.activity.client());
+        thread.spawn(connection::serve(service, programs, stream, (permit, flow), stop.clone()));
     }
 }
 

@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 
 use crate::busy_poll::BusyPolls;
 use crate::counters::{assign_stripe, next_stripes};
-use crate::turns::{Ledger, Seat, Turns};
+use crate::fair_queue::{FairQueue, FlowHandle, Ledger};
 
 /// A busy thread runs one task that another thread has made or woken for each so many tasks: a new
 /// connection, one to be evicted, one whose calls a lane has finished. With tokio's 31 they
@@ -37,7 +37,7 @@ pub(crate) struct NetworkThreads {
 
 struct NetworkThread {
     runtime: Handle,
-    turns: Arc<Turns>,
+    queue: Arc<FairQueue>,
     /// The thread waits for this to be dropped.
     _ends: oneshot::Sender<()>,
 }
@@ -75,10 +75,10 @@ impl NetworkThreads {
     /// The thread for a connection of `client`: the one with the fewest connections of that client,
     /// and of all. In turn they would all be on one thread if the client made two and used one of
     /// them.
-    pub(crate) fn seat(&self, client: ClientId) -> (&Handle, Seat) {
-        let thread = self.threads.iter().min_by_key(|thread| thread.turns.seats(client));
+    pub(crate) fn join(&self, client: ClientId) -> (&Handle, FlowHandle) {
+        let thread = self.threads.iter().min_by_key(|thread| thread.queue.connections(client));
         let thread = thread.expect("there is at least one");
-        (&thread.runtime, thread.turns.seat(client))
+        (&thread.runtime, thread.queue.join(client))
     }
 
     /// Ends when each of the threads has run a task that it was given now.
@@ -113,12 +113,12 @@ impl NetworkThread {
             // An error is the sender's drop, which is what is waited for.
             let _dropped = runtime.block_on(ended);
         })?;
-        let turns = Arc::new(Turns::new(ledger));
-        let rounds = Arc::clone(&turns);
-        drop(handle.spawn(async move { rounds.run().await }));
-        let (polls, polled) = (Arc::clone(polls), Arc::clone(&turns));
+        let queue = Arc::new(FairQueue::new(ledger));
+        let rounds = Arc::clone(&queue);
+        drop(handle.spawn(async move { rounds.run_rounds().await }));
+        let (polls, polled) = (Arc::clone(polls), Arc::clone(&queue));
         drop(handle.spawn(async move { polls.poll_for(&polled.calls).await }));
-        Ok(Self { runtime: handle, turns, _ends: ends })
+        Ok(Self { runtime: handle, queue, _ends: ends })
     }
 }
 

@@ -12,21 +12,21 @@ use super::*;
 
 const A: ClientId = 1;
 const B: ClientId = 2;
-const ROUND_NS: u64 = SHARED_NS.unsigned_abs();
+const ROUND_NS: u64 = QUANTUM_NS.unsigned_abs();
 
-/// Turns under a clock of the test.
+/// Flows under a clock of the test.
 struct World {
-    state: State,
+    flows: Flows,
     now: u64,
 }
 
 impl World {
     fn new(clients: &[ClientId]) -> Self {
-        let mut state = State::default();
+        let mut flows = Flows::default();
         for client in clients {
-            state.enter(*client, Arc::default());
+            flows.enter(*client, Arc::default());
         }
-        Self { state, now: 1 }
+        Self { flows, now: 1 }
     }
 
     /// Two clients that have work.
@@ -38,7 +38,7 @@ impl World {
 
     fn begin(&mut self, client: ClientId, number: &mut Option<u64>) -> bool {
         let now = Moment::at_nanoseconds(self.now);
-        self.state.begin(client, number, now, Waker::noop()).is_some()
+        self.flows.begin(client, number, now, Waker::noop()).is_some()
     }
 
     /// Whether new work of a client may go on; it takes `ns`.
@@ -46,7 +46,7 @@ impl World {
         let mut number = None;
         let begins = self.begin(client, &mut number);
         match number {
-            Some(number) => self.state.forget(client, number),
+            Some(number) => self.flows.forget(client, number),
             None => self.works(client, ns),
         }
         begins
@@ -54,16 +54,16 @@ impl World {
 
     fn works(&mut self, client: ClientId, ns: u64) {
         self.now += ns;
-        self.state.charge(client, ns);
+        self.flows.charge(client, ns);
     }
 
     fn next_round(&mut self) -> usize {
-        self.state.next_round(Moment::at_nanoseconds(self.now)).len()
+        self.flows.next_round(Moment::at_nanoseconds(self.now)).len()
     }
 }
 
 #[test]
-fn a_client_waits_when_its_time_is_used_and_the_other_does_not() {
+fn a_client_waits_when_its_quantum_is_used_and_the_other_does_not() {
     let mut world = World::shared();
     assert!(world.takes(A, ROUND_NS / 2));
     assert!(world.takes(A, ROUND_NS / 2));
@@ -74,7 +74,7 @@ fn a_client_waits_when_its_time_is_used_and_the_other_does_not() {
 }
 
 #[test]
-fn a_client_alone_has_longer_turns() {
+fn a_client_alone_has_a_longer_quantum() {
     let mut world = World::new(&[A, B]);
     for _ in 0..4 {
         assert!(world.takes(A, ROUND_NS));
@@ -91,7 +91,7 @@ fn a_client_alone_has_longer_turns() {
 }
 
 #[test]
-fn an_excess_is_owed_in_later_rounds_but_not_all_of_a_huge_one() {
+fn an_excess_is_deducted_from_later_quanta_up_to_a_bound() {
     let mut world = World::shared();
     assert!(world.takes(A, 3 * ROUND_NS));
     for _ in 0..2 {
@@ -112,11 +112,11 @@ fn an_excess_is_owed_in_later_rounds_but_not_all_of_a_huge_one() {
 /// threads, for some time.
 fn after_work_elsewhere(elsewhere_ns: u64) -> World {
     let mut world = World::shared();
-    for _ in 0..20 * JUDGED_NS / 1_000_000 {
+    for _ in 0..20 * MEASUREMENT_NS / 1_000_000 {
         for client in [A, B] {
             world.works(client, 500_000);
         }
-        let account = &world.state.clients[&A].total_ns;
+        let account = &world.flows.by_client[&A].total_ns;
         account.fetch_add(elsewhere_ns, Ordering::Relaxed);
         let _have_work = [A, B].map(|client| world.takes(client, 0));
         world.next_round();
@@ -128,17 +128,17 @@ fn after_work_elsewhere(elsewhere_ns: u64) -> World {
 }
 
 #[test]
-fn a_client_that_other_threads_work_for_has_less_time_here() {
+fn a_client_with_work_on_other_threads_has_a_shorter_quantum() {
     let mut world = after_work_elsewhere(1_000_000);
-    assert!(world.takes(A, SHARED_MIN_NS.unsigned_abs()));
+    assert!(world.takes(A, QUANTUM_MIN_NS.unsigned_abs()));
     assert!(!world.takes(A, 1));
-    assert!(world.takes(B, SHARED_MAX_NS.unsigned_abs() - 1));
+    assert!(world.takes(B, QUANTUM_MAX_NS.unsigned_abs() - 1));
     assert!(world.takes(B, 1));
     assert!(!world.takes(B, 1));
 }
 
 #[test]
-fn clients_that_had_the_same_have_the_same_time() {
+fn clients_with_equal_shares_have_equal_quanta() {
     let mut world = after_work_elsewhere(0);
     for client in [A, B] {
         assert!(world.takes(client, ROUND_NS));
@@ -147,68 +147,68 @@ fn clients_that_had_the_same_have_the_same_time() {
 }
 
 #[test]
-fn only_a_client_that_needs_some_time_shortens_the_rounds_of_others() {
+fn a_client_with_a_small_share_shortens_no_quanta() {
     let mut world = World::shared();
-    for _ in 0..4 * JUDGED_NS / 1_000_000 {
+    for _ in 0..4 * MEASUREMENT_NS / 1_000_000 {
         world.works(A, 990_000);
         world.works(B, 10_000);
         let _have_work = [A, B].map(|client| world.takes(client, 0));
         world.next_round();
     }
-    assert_eq!(world.state.clients[&A].shared_ns, SHARED_NS);
+    assert_eq!(world.flows.by_client[&A].shared_quantum_ns, QUANTUM_NS);
 }
 
 #[test]
-fn the_time_in_a_round_changes_in_steps_and_within_limits() {
+fn a_quantum_changes_in_steps_and_within_limits() {
     let busy = WHOLE_SHARE;
-    let next = |share, least| next_shared_ns(SHARED_NS, share, least, busy);
-    assert_eq!(next(busy, busy), SHARED_NS);
-    assert_eq!(next(busy, busy / 8 * 7), SHARED_NS);
+    let next = |share, least| next_quantum_ns(QUANTUM_NS, share, least, busy);
+    assert_eq!(next(busy, busy), QUANTUM_NS);
+    assert_eq!(next(busy, busy / 8 * 7), QUANTUM_NS);
     assert_eq!(next(busy, busy / 2), 80_000);
     assert_eq!(next(busy / 2, busy / 2), 125_000);
     // More than one and less than another.
-    assert_eq!(next(busy / 2, busy / 4), SHARED_NS);
-    assert_eq!(next_shared_ns(SHARED_MIN_NS, busy, busy / 2, busy), SHARED_MIN_NS);
-    assert_eq!(next_shared_ns(SHARED_MAX_NS, busy / 2, busy / 2, busy), SHARED_MAX_NS);
+    assert_eq!(next(busy / 2, busy / 4), QUANTUM_NS);
+    assert_eq!(next_quantum_ns(QUANTUM_MIN_NS, busy, busy / 2, busy), QUANTUM_MIN_NS);
+    assert_eq!(next_quantum_ns(QUANTUM_MAX_NS, busy / 2, busy / 2, busy), QUANTUM_MAX_NS);
 }
 
 #[test]
-fn a_client_whose_time_was_cut_has_it_again_beside_one_that_needs_little() {
+fn a_shortened_quantum_is_restored_beside_a_client_with_a_small_share() {
     let mut world = after_work_elsewhere(1_000_000);
-    assert_eq!(world.state.clients[&A].shared_ns, SHARED_MIN_NS);
-    for _ in 0..20 * JUDGED_NS / 1_000_000 {
+    assert_eq!(world.flows.by_client[&A].shared_quantum_ns, QUANTUM_MIN_NS);
+    for _ in 0..20 * MEASUREMENT_NS / 1_000_000 {
         world.works(A, 990_000);
         world.works(B, 10_000);
         let _have_work = [A, B].map(|client| world.takes(client, 0));
         world.next_round();
     }
-    let times = [A, B].map(|client| world.state.clients[&client].shared_ns);
-    assert_eq!(times, [SHARED_NS; 2]);
+    let times = [A, B].map(|client| world.flows.by_client[&client].shared_quantum_ns);
+    assert_eq!(times, [QUANTUM_NS; 2]);
 }
 
 #[test]
-fn a_client_that_was_not_judged_lately_has_the_time_of_a_new_one() {
+fn a_client_without_a_recent_measurement_has_the_quantum_of_a_new_one() {
     let mut world = after_work_elsewhere(1_000_000);
-    assert_eq!(world.state.clients[&A].shared_ns, SHARED_MIN_NS);
-    world.now += JUDGED_AGE_MAX_NS;
+    assert_eq!(world.flows.by_client[&A].shared_quantum_ns, QUANTUM_MIN_NS);
+    world.now += MEASUREMENT_AGE_MAX_NS;
     for client in [A, B] {
         world.works(client, 0);
         assert!(world.takes(client, 0));
     }
     world.next_round();
-    assert_eq!(world.state.clients[&A].shared_ns, SHARED_NS);
+    assert_eq!(world.flows.by_client[&A].shared_quantum_ns, QUANTUM_NS);
 }
 
 #[test]
 fn an_account_lasts_as_long_as_a_connection_on_any_thread() {
     let ledger = Arc::new(Ledger::default());
-    let threads = [(); 2].map(|()| Arc::new(Turns::new(&ledger)));
+    let threads = [(); 2].map(|()| Arc::new(FairQueue::new(&ledger)));
     let accounts = || ledger.0.lock().unwrap().len();
-    let seats = [threads[0].seat(A), threads[0].seat(A), threads[1].seat(A), threads[1].seat(B)];
-    let total = |thread: &Turns| Arc::clone(&thread.lock().clients[&A].total_ns);
+    let handles = [threads[0].join(A), threads[0].join(A), threads[1].join(A), threads[1].join(B)];
+    let total = |thread: &FairQueue| Arc::clone(&thread.lock().by_client[&A].total_ns);
     assert!(Arc::ptr_eq(&total(&threads[0]), &total(&threads[1])));
     assert_eq!(accounts(), 2);
-    let [first, second, third, fourth] = seats;
+    let [first, second, third, fourth] = handles;
     drop((first, second, fourth));
     assert_eq!(accounts(), 1);
     drop(third);
@@ -222,7 +222,7 @@ fn work_that_waits_goes_on_in_the_order_in_which_it_came() {
     let (mut first, mut second) = (None, None);
     assert!(!world.begin(A, &mut first));
     assert!(!world.begin(A, &mut second));
-    assert!(world.state.is_due());
+    assert!(world.flows.is_due());
     assert_eq!(world.next_round(), 2);
     let mut third = None;
     assert!(!world.begin(A, &mut third), "others have waited for longer");
@@ -233,7 +233,7 @@ fn work_that_waits_goes_on_in_the_order_in_which_it_came() {
     assert!(world.begin(A, &mut second));
     world.works(A, 1);
     assert!(world.begin(A, &mut third));
-    assert!(!world.state.is_due());
+    assert!(!world.flows.is_due());
 }
 
 #[test]
@@ -242,12 +242,12 @@ fn work_that_was_given_up_is_not_waited_for() {
     assert!(world.takes(A, ROUND_NS));
     let mut number = None;
     assert!(!world.begin(A, &mut number));
-    world.state.forget(A, number.unwrap());
-    assert!(!world.state.is_due());
+    world.flows.forget(A, number.unwrap());
+    assert!(!world.flows.is_due());
     assert_eq!(world.next_round(), 0);
-    world.state.leave(A);
-    assert!(!world.state.clients.contains_key(&A));
-    assert_eq!(world.state.seats, 1);
+    world.flows.leave(A);
+    assert!(!world.flows.by_client.contains_key(&A));
+    assert_eq!(world.flows.connections, 1);
     world.next_round();
 }
 
@@ -259,7 +259,7 @@ fn only_a_few_of_many_connections_are_woken_in_a_round() {
         assert!(!world.begin(A, &mut None));
     }
     assert_eq!(world.next_round(), WOKEN_MAX);
-    assert!(world.state.is_due());
+    assert!(world.flows.is_due());
 }
 
 #[test]
@@ -275,12 +275,12 @@ fn a_connection_that_is_woken_early_does_not_overtake_those_that_have_waited_lon
 }
 
 #[test]
-fn a_client_that_comes_again_has_its_time_once_in_a_round() {
+fn a_client_that_reconnects_has_one_quantum_in_a_round() {
     let mut world = World::shared();
     for _ in 0..3 {
         assert!(world.takes(A, ROUND_NS));
-        world.state.leave(A);
-        world.state.enter(A, Arc::default());
+        world.flows.leave(A);
+        world.flows.enter(A, Arc::default());
     }
     assert!(world.takes(A, 3 * ROUND_NS));
     world.next_round();
@@ -327,7 +327,7 @@ impl Thread {
         let mut world = World::new(&[]);
         let ready = Arc::new(Ready::default());
         let busy = |(connection, &(client, call_ns)): (usize, &(ClientId, u64))| {
-            drop(world.state.enter(client, Arc::clone(&accounts[&client])));
+            drop(world.flows.enter(client, Arc::clone(&accounts[&client])));
             let waker = Waker::from(Arc::new(Awakes { connection, ready: Arc::clone(&ready) }));
             waker.wake_by_ref();
             Busy { client, call_ns, number: None, waker, worked_ns: 0 }
@@ -345,7 +345,7 @@ impl Thread {
             let world = &mut self.world;
             let began = world.now;
             let now = Moment::at_nanoseconds(began);
-            let Some(ends_at) = world.state.begin(*client, number, now, waker) else { continue };
+            let Some(ends_at) = world.flows.begin(*client, number, now, waker) else { continue };
             let calls = (ends_at - began).div_ceil(*call_ns);
             *worked_ns += calls * *call_ns;
             world.works(*client, calls * *call_ns);
@@ -353,7 +353,7 @@ impl Thread {
         }
         self.world.now += 1_000;
         let now = Moment::at_nanoseconds(self.world.now);
-        self.world.state.next_round(now).into_iter().for_each(Waker::wake);
+        self.world.flows.next_round(now).into_iter().for_each(Waker::wake);
     }
 }
 
@@ -399,18 +399,18 @@ proptest! {
     ) {
         let mut world = World::new(&[]);
         for (client, step) in steps {
-            let is_there = world.state.clients.contains_key(&client);
+            let is_there = world.flows.by_client.contains_key(&client);
             match step {
-                0 => drop(world.state.enter(client, Arc::default())),
-                1 if is_there => drop(world.state.leave(client)),
+                0 => drop(world.flows.enter(client, Arc::default())),
+                1 if is_there => drop(world.flows.leave(client)),
                 2 if is_there => drop(world.takes(client, ROUND_NS)),
                 _ => drop(world.next_round()),
             }
-            let mut charged = world.state.charged.clone();
+            let mut charged = world.flows.charged.clone();
             charged.sort_unstable();
-            let its_clients = world.state.clients.iter();
+            let flows = world.flows.by_client.iter();
             let mut expected: Vec<_> =
-                its_clients.filter(|(_, client)| client.is_charged).map(|(id, _)| *id).collect();
+                flows.filter(|(_, flow)| flow.is_charged).map(|(id, _)| *id).collect();
             expected.sort_unstable();
             prop_assert_eq!(charged, expected);
         }
@@ -433,14 +433,14 @@ proptest! {
 }
 
 /// Work that always has more to do, a call of some 20 us at a time.
-async fn busy(seat: Seat, done: Rc<RefCell<Vec<ClientId>>>) {
-    let client = seat.client;
-    seat.take_turns(async {
+async fn busy(flow: FlowHandle, done: Rc<RefCell<Vec<ClientId>>>) {
+    let client = flow.client;
+    flow.schedule(async {
         loop {
             let began = Moment::now();
             while began.elapsed() < Duration::from_micros(20) {}
             done.borrow_mut().push(client);
-            if seat.is_over(began) {
+            if flow.quantum_is_over(began) {
                 yield_now().await;
             }
         }
@@ -451,15 +451,15 @@ async fn busy(seat: Seat, done: Rc<RefCell<Vec<ClientId>>>) {
 #[test]
 fn two_clients_get_equal_shares_of_a_thread_whatever_their_connections() {
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-    let turns = Arc::new(Turns::default());
+    let queue = Arc::new(FairQueue::default());
     let done = Rc::new(RefCell::new(Vec::new()));
     let tasks = LocalSet::new();
-    let rounds = Arc::clone(&turns);
-    tasks.spawn_local(async move { rounds.run().await });
+    let rounds = Arc::clone(&queue);
+    tasks.spawn_local(async move { rounds.run_rounds().await });
     for client in [A, A, A, A, A, A, A, A, A, A, A, A, A, A, A, B] {
-        tasks.spawn_local(busy(turns.seat(client), Rc::clone(&done)));
+        tasks.spawn_local(busy(queue.join(client), Rc::clone(&done)));
     }
-    assert_eq!((turns.seats(A), turns.seats(B)), ((15, 16), (1, 16)));
+    assert_eq!((queue.connections(A), queue.connections(B)), ((15, 16), (1, 16)));
     tasks.block_on(&runtime, async {
         while done.borrow().len() < 10_000 {
             yield_now().await;
@@ -470,5 +470,5 @@ fn two_clients_get_equal_shares_of_a_thread_whatever_their_connections() {
     // By time, of which a call can have more if the machine is busy.
     assert!((2500..7500).contains(&share), "{share} of {}", done.len());
     drop(tasks);
-    assert_eq!(turns.seats(A), (0, 0));
+    assert_eq!(queue.connections(A), (0, 0));
 }
