@@ -47,7 +47,7 @@ mod settlement;
 mod skip;
 mod state;
 mod state_dir;
-mod stays;
+mod stay_permits;
 pub mod trace;
 mod vfs;
 mod write_order;

@@ -30,7 +30,7 @@ use crate::recovery::{Recovered, Recovery};
 use crate::reply_cache::ReplyCache;
 use crate::settlement::Settlement;
 use crate::state::{State, Step};
-use crate::stays::Stays;
+use crate::stay_permits::StayPermits;
 use crate::trace::Tracer;
 use crate::vfs::{Switches, Vfs};
 use crate::write_order::WriteOrder;
@@ -67,8 +67,8 @@ pub(crate) struct Service {
     pub(crate) counters: Arc<Counters>,
     /// The threads that poll for calls.
     pub(crate) busy_polls: Arc<BusyPolls>,
-    /// The threads that may stay with a connection.
-    pub(crate) stays: Stays,
+    /// The permits of threads to stay with a connection.
+    pub(crate) stays: StayPermits,
     /// The use of the limits of exports.
     pub(crate) rate_limits: RateLimits,
     /// Which files are being written to, and where.
@@ -198,7 +198,7 @@ impl Service {
             mounts: MountList::default(),
             busy_polls: Arc::new(BusyPolls::new(processors, Arc::clone(&counters))),
             counters,
-            stays: Stays::new(config.data_threads(), config.metadata_threads(), processors),
+            stays: StayPermits::new(config.data_threads(), config.metadata_threads(), processors),
             rate_limits: RateLimits::default(),
             write_order: Arc::new(WriteOrder::new()),
             idle_timeout: config.idle_timeout(),

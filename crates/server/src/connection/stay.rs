@@ -26,7 +26,7 @@ use crate::busy_poll::Waits;
 use crate::counters::Counter;
 use crate::moment::Moment;
 use crate::procedures::Thread;
-use crate::stays::Purpose;
+use crate::stay_permits::Purpose;
 
 /// Calls in a row, each alone, after which a thread stays.
 const STREAK_MIN: u32 = 4;
@@ -216,8 +216,8 @@ impl Stay {
 
     /// As [`stay`].
     async fn run(self, receiver: Receiver<SocketReader>, call: Accepted) -> Option<Stayed> {
-        let (client, seats) = (self.intake.activity.client(), &self.intake.service.stays);
-        let Some(seat) = seats.of(self.purpose).take(client) else {
+        let (client, permits) = (self.intake.activity.client(), &self.intake.service.stays);
+        let Some(permit) = permits.of(self.purpose).try_acquire(client) else {
             return Some(Stayed::Refused(receiver, call));
         };
         let stay = Arc::new(self);
@@ -239,7 +239,7 @@ impl Stay {
         give.send(call).ok()?;
         let end = stay.end(handed_back).await?;
         // A thread that has lost the receiver ends the call as any other does.
-        drop(seat);
+        drop(permit);
         if let Err(error) = intake.socket.watch() {
             let client = intake.peer.address;
             let why = "cannot register its socket with epoll";

@@ -1,4 +1,4 @@
-//! How many threads may stay with a connection.
+//! Permits of threads to stay with a connection.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,33 +6,33 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use io::{ClientId, LaneKind};
 
-/// The threads of all devices that may stay with a connection: of each lane a quarter of those of
-/// one device, and one for each processor for calls that end on the network thread mostly.
-pub(crate) struct Stays {
-    data: Arc<StaySeats>,
-    metadata: Arc<StaySeats>,
-    light: Arc<StaySeats>,
+/// The permits for the threads of all devices: for each lane as many as a quarter of its threads
+/// for one device, and one for each processor for calls that end on the network thread mostly.
+pub(crate) struct StayPermits {
+    data: Arc<StaySemaphore>,
+    metadata: Arc<StaySemaphore>,
+    light: Arc<StaySemaphore>,
     processors: u64,
 }
 
-/// What a thread stays for.
+/// The kind of calls that a thread stays for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Purpose {
-    /// That of its thread.
+    /// The lane of the thread.
     pub(crate) lane: LaneKind,
     /// The network thread would end most of the calls itself. It serves many connections with fewer
     /// switches between threads than as many threads that stay.
     pub(crate) is_light: bool,
 }
 
-impl Stays {
+impl StayPermits {
     /// For lanes with so many threads, on so many processors.
     pub(crate) fn new(data_threads: usize, metadata_threads: usize, processors: usize) -> Self {
-        let seats = |max| Arc::new(StaySeats::new(max));
+        let semaphore = |max| Arc::new(StaySemaphore::new(max));
         Self {
-            data: seats(data_threads / 4),
-            metadata: seats(metadata_threads / 4),
-            light: seats(processors.min(data_threads / 4).min(metadata_threads / 4)),
+            data: semaphore(data_threads / 4),
+            metadata: semaphore(metadata_threads / 4),
+            light: semaphore(processors.min(data_threads / 4).min(metadata_threads / 4)),
             processors: processors as u64,
         }
     }
@@ -44,8 +44,8 @@ impl Stays {
         all * 2 <= own * self.processors * 3
     }
 
-    /// Those for a purpose.
-    pub(crate) fn of(&self, purpose: Purpose) -> &Arc<StaySeats> {
+    /// The permits for a purpose.
+    pub(crate) fn of(&self, purpose: Purpose) -> &Arc<StaySemaphore> {
         match purpose {
             Purpose { is_light: true, .. } => &self.light,
             Purpose { lane: LaneKind::Data, .. } => &self.data,
@@ -54,8 +54,8 @@ impl Stays {
     }
 }
 
-/// The stays for a purpose.
-pub(crate) struct StaySeats {
+/// The permits for a purpose, which clients share.
+pub(crate) struct StaySemaphore {
     max: usize,
     taken: Mutex<Taken>,
     /// All are taken, one client has more than half, and another with less has asked for one.
@@ -76,14 +76,14 @@ impl Taken {
     }
 }
 
-impl StaySeats {
+impl StaySemaphore {
     fn new(max: usize) -> Self {
         Self { max, taken: Mutex::default(), is_one_owed: AtomicBool::new(false) }
     }
 
-    /// One stay of a client. If all are taken, those with more than half of them give up one after
-    /// the other until this client has its half.
-    pub(crate) fn take(self: &Arc<Self>, client: ClientId) -> Option<StaySeat> {
+    /// A permit for a client. If all are taken, a client with more than half of them gives up one
+    /// after the other until this client has its half.
+    pub(crate) fn try_acquire(self: &Arc<Self>, client: ClientId) -> Option<StayPermit> {
         let mut taken = self.lock();
         let its = taken.of(client);
         if taken.all >= self.max {
@@ -95,7 +95,7 @@ impl StaySeats {
         }
         taken.all += 1;
         taken.by_client.insert(client, its + 1);
-        Some(StaySeat { seats: Arc::clone(self), client })
+        Some(StayPermit { semaphore: Arc::clone(self), client })
     }
 
     /// Whether a stay of a client has to end, because another client has asked for one in vain and
@@ -123,16 +123,16 @@ impl StaySeats {
 }
 
 /// The right of one thread to stay with a connection of a client, until it is dropped.
-pub(crate) struct StaySeat {
-    seats: Arc<StaySeats>,
+pub(crate) struct StayPermit {
+    semaphore: Arc<StaySemaphore>,
     client: ClientId,
 }
 
-impl Drop for StaySeat {
+impl Drop for StayPermit {
     fn drop(&mut self) {
-        let mut taken = self.seats.lock();
+        let mut taken = self.semaphore.lock();
         taken.all -= 1;
-        self.seats.is_one_owed.store(false, Ordering::Relaxed);
+        self.semaphore.is_one_owed.store(false, Ordering::Relaxed);
         if let Some(its) = taken.by_client.get_mut(&self.client) {
             *its -= 1;
             if *its == 0 {
@@ -151,37 +151,40 @@ mod tests {
     #[test]
     fn clients_share_the_stays_and_one_alone_has_all() {
         for (threads, all, half) in [(4, 1, 1), (8, 2, 1), (22, 5, 3), (44, 11, 6)] {
-            let stays = Stays::new(threads, 1, 1);
-            let seats = stays.of(DATA);
-            let mut first: Vec<_> = (0..all).map_while(|_| seats.take(1)).collect();
+            let permits = StayPermits::new(threads, 1, 1);
+            let data = permits.of(DATA);
+            let mut first: Vec<_> = (0..all).map_while(|_| data.try_acquire(1)).collect();
             assert_eq!(first.len(), all, "{threads} threads");
-            assert!(seats.take(1).is_none() && !seats.is_owed_by(1), "no other client asks");
+            assert!(data.try_acquire(1).is_none() && !data.is_owed_by(1), "no other client asks");
             let mut second = Vec::new();
             while second.len() < all {
-                assert!(seats.take(2).is_none(), "all are taken");
-                if !seats.is_owed_by(1) {
+                assert!(data.try_acquire(2).is_none(), "all are taken");
+                if !data.is_owed_by(1) {
                     break;
                 }
                 first.pop();
-                second.push(seats.take(2).unwrap());
+                second.push(data.try_acquire(2).unwrap());
             }
             assert_eq!((first.len(), second.len()), (half, all - half), "{threads} threads");
-            assert!(seats.take(1).is_none() && !seats.is_owed_by(2), "it has no more than half");
+            assert!(
+                data.try_acquire(1).is_none() && !data.is_owed_by(2),
+                "it has no more than half"
+            );
             drop(first);
-            assert!(seats.take(3).is_some());
+            assert!(data.try_acquire(3).is_some());
             drop(second);
-            assert!(seats.lock().by_client.is_empty());
+            assert!(data.lock().by_client.is_empty());
         }
     }
 
     #[test]
     fn light_calls_have_a_stay_for_each_processor_at_most() {
         for (threads, processors, light) in [(3, 2, 0), (44, 2, 2), (44, 64, 11)] {
-            let stays = Stays::new(threads, threads, processors);
+            let permits = StayPermits::new(threads, threads, processors);
             for lane in [LaneKind::Data, LaneKind::Metadata] {
                 let count = |is_light| {
-                    let seats = stays.of(Purpose { lane, is_light });
-                    std::iter::from_fn(|| seats.take(1)).collect::<Vec<_>>().len()
+                    let semaphore = permits.of(Purpose { lane, is_light });
+                    std::iter::from_fn(|| semaphore.try_acquire(1)).collect::<Vec<_>>().len()
                 };
                 assert_eq!((count(true), count(false)), (light, threads / 4), "{threads} {lane:?}");
             }
@@ -193,30 +196,31 @@ mod tests {
         for (processors, busy, pays) in
             [(1, 1, true), (1, 2, false), (2, 2, true), (2, 3, true), (2, 4, false), (64, 64, true)]
         {
-            let stays = Stays::new(44, 22, processors);
-            assert_eq!(stays.light_one_pays(10, 10 * busy), pays, "{processors}, {busy}");
+            let permits = StayPermits::new(44, 22, processors);
+            assert_eq!(permits.light_one_pays(10, 10 * busy), pays, "{processors}, {busy}");
         }
     }
 
     #[test]
     fn one_refusal_ends_one_stay_of_the_client_with_most() {
-        let stays = Stays::new(44, 1, 1);
-        let seats = stays.of(DATA);
-        let take =
-            |client, count| -> Vec<_> { (0..count).map_while(|_| seats.take(client)).collect() };
+        let permits = StayPermits::new(44, 1, 1);
+        let data = permits.of(DATA);
+        let take = |client, count| -> Vec<_> {
+            (0..count).map_while(|_| data.try_acquire(client)).collect()
+        };
         let mut first = take(1, 8);
         let mut second = take(2, 3);
-        assert!(seats.take(3).is_none());
-        assert!(!seats.is_owed_by(2));
-        assert!(seats.is_owed_by(1));
-        assert!(!seats.is_owed_by(1));
-        assert!(seats.take(3).is_none());
+        assert!(data.try_acquire(3).is_none());
+        assert!(!data.is_owed_by(2));
+        assert!(data.is_owed_by(1));
+        assert!(!data.is_owed_by(1));
+        assert!(data.try_acquire(3).is_none());
         second.pop();
-        assert!(!seats.is_owed_by(1), "one is free");
+        assert!(!data.is_owed_by(1), "one is free");
         first.truncate(6);
         drop(take(3, 3));
         second.extend(take(2, 3));
-        assert!(seats.take(3).is_none());
-        assert!(!seats.is_owed_by(1) && !seats.is_owed_by(2), "no client has more than half");
+        assert!(data.try_acquire(3).is_none());
+        assert!(!data.is_owed_by(1) && !data.is_owed_by(2), "no client has more than half");
     }
 }
