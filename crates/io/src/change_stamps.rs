@@ -6,9 +6,9 @@
 //! with them is from before it: a client that caches the two together never sees the change.
 //!
 //! So while a change is at work, everybody else sees a [`Stamp`] from before it, which is
-//! [published](ChangeStamps::begin_alone) for that time. [`ChangeStamps::seen`] decides which of
-//! the two counts, after the attributes were read and never before: a change that is at work then,
-//! or has ended since shortly before the reading, hides what was read.
+//! [published](ChangeStamps::begin_exclusive) for that time. [`ChangeStamps::seen`] decides which
+//! of the two counts, after the attributes were read and never before: a change that is at work
+//! then, or has ended since shortly before the reading, hides what was read.
 //!
 //! Changes that share the inode take effect one after the other, each at its end. The one that ends
 //! last leaves the kernel's times behind. The others' ends are shown with a ctime of their own, one
@@ -208,11 +208,11 @@ struct Shown {
 }
 
 impl ChangeStamps {
-    /// Begins a change that has the inode to itself and may give it `lengths`. `before` is the
-    /// stamp from before it, read after `since` and while the caller kept all other changes away.
-    pub fn begin_alone(&self, (before, since): (Stamp, Moment), lengths: Lengths) {
+    /// Begins a change that excludes all others and may give the inode `lengths`. `before` is the
+    /// stamp from before it, read after `since` while the caller excluded the others.
+    pub fn begin_exclusive(&self, (before, since): (Stamp, Moment), lengths: Lengths) {
         let mut state = self.lock();
-        debug_assert_eq!(state.at_work, 0, "two changes at once, one of them alone");
+        debug_assert_eq!(state.at_work, 0, "two changes at once, one of them exclusive");
         state.begin_one(Shown { stamp: before, live: before, since }, lengths);
     }
 
@@ -255,7 +255,7 @@ impl ChangeStamps {
     /// with `before`. They differ from what the change itself saw if a local process's change was
     /// shown meanwhile: the pair must not cover that. `look` reads the stamp and may block; `renew`
     /// as in [`Self::end_shared`].
-    pub fn pair_alone(
+    pub fn pair_exclusive(
         &self,
         before: Stamp,
         look: impl Fn() -> Option<Stamp>,

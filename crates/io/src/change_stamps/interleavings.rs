@@ -147,11 +147,11 @@ impl Server {
             let _alone = Held::Alone(self.order.write().unwrap());
             let since = self.clock.now();
             let before = self.live();
-            self.stamps.begin_alone((before, since), self.lengths());
+            self.stamps.begin_exclusive((before, since), self.lengths());
             self.note_call();
             self.kernel_write(block, value);
             let renew = || panic!("the clock goes on");
-            let (before, after) = self.stamps.pair_alone(before, || Some(self.live()), renew);
+            let (before, after) = self.stamps.pair_exclusive(before, || Some(self.live()), renew);
             self.stamps.end(&self.clock);
             return after.map(|after| (before, after));
         }

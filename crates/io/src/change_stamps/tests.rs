@@ -25,8 +25,8 @@ fn taken(stamp: &Stamp) -> (Stamp, Moment) {
     (*stamp, Moment::default())
 }
 
-fn begin_alone(stamps: &ChangeStamps, tick: u32, lengths: Lengths) {
-    stamps.begin_alone(taken(&stamp(tick)), lengths);
+fn begin_exclusive(stamps: &ChangeStamps, tick: u32, lengths: Lengths) {
+    stamps.begin_exclusive(taken(&stamp(tick)), lengths);
     stamps.note_call(|| stamp(tick).ctime);
 }
 
@@ -34,7 +34,7 @@ fn begin_alone(stamps: &ChangeStamps, tick: u32, lengths: Lengths) {
 fn a_change_alone_shows_the_stamp_before_it_until_it_ends() {
     let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
     assert_eq!(seen(&stamps, &clock, 1), stamp(1));
-    begin_alone(&stamps, 1, Lengths::ANY);
+    begin_exclusive(&stamps, 1, Lengths::ANY);
     assert_eq!(seen(&stamps, &clock, 2), stamp(1));
     let during = clock.now();
     stamps.end(&clock);
@@ -128,10 +128,10 @@ fn seen_of_local(stamps: &ChangeStamps, clock: &ChangeClock, local: Stamp) -> St
 fn a_local_length_is_shown_during_a_change() {
     let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
     for lengths in [Lengths::up_to(3), Lengths::set_to(3), Lengths::KEPT] {
-        begin_alone(&stamps, 1, lengths);
+        begin_exclusive(&stamps, 1, lengths);
         assert_eq!(seen(&stamps, &clock, 1), stamp(1));
         let shown = seen_of_local(&stamps, &clock, Stamp { size: 0, ..stamp(2) });
-        let pair = stamps.pair_alone(stamp(1), || Some(stamp(3)), || panic!("time goes on"));
+        let pair = stamps.pair_exclusive(stamp(1), || Some(stamp(3)), || panic!("time goes on"));
         assert_eq!(pair, (shown, Some(stamp(3))), "not the local change");
         stamps.end(&clock);
     }
@@ -148,10 +148,10 @@ fn a_local_length_is_shown_during_a_change() {
 #[test]
 fn a_local_change_is_distinguished_by_its_time() {
     let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
-    stamps.begin_alone(taken(&stamp(1)), Lengths::up_to(9));
+    stamps.begin_exclusive(taken(&stamp(1)), Lengths::up_to(9));
     seen_of_local(&stamps, &clock, Stamp { size: 1, ..stamp(2) });
     stamps.end(&clock);
-    begin_alone(&stamps, 1, Lengths::up_to(9));
+    begin_exclusive(&stamps, 1, Lengths::up_to(9));
     let delay = u32::try_from(STAMP_DELAY.as_nanos()).unwrap();
     let own = Stamp { ctime: (5, TICK + delay), ..stamp(1) };
     assert_eq!(stamps.seen(own, clock.now()), stamp(1), "the change's own stamp");
@@ -231,7 +231,7 @@ fn a_stamp_near_a_system_call_may_be_its_own() {
 #[test]
 fn a_local_change_at_the_end_of_a_change_is_shown() {
     let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
-    begin_alone(&stamps, 1, Lengths::up_to(3));
+    begin_exclusive(&stamps, 1, Lengths::up_to(3));
     let since = clock.now();
     stamps.end(&clock);
     let local = Stamp { size: 0, ..stamp(2) };
@@ -246,10 +246,10 @@ fn a_pair_over_a_local_change_is_renewed_or_has_no_end() {
     let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
     let still = Stamp { size: 0, ..stamp(1) };
     for renewed in [Some(stamp(2)), Some(still), None] {
-        begin_alone(&stamps, 1, Lengths::up_to(3));
+        begin_exclusive(&stamps, 1, Lengths::up_to(3));
         let shown = seen_of_local(&stamps, &clock, still);
         let now = Cell::new(Some(still));
-        let pair = stamps.pair_alone(stamp(1), || now.get(), || now.set(renewed));
+        let pair = stamps.pair_exclusive(stamp(1), || now.get(), || now.set(renewed));
         assert_eq!(pair, (shown, renewed.filter(|now| *now == stamp(2))));
         stamps.end(&clock);
     }

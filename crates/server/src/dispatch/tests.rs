@@ -18,7 +18,7 @@ use tokio::runtime::Runtime;
 
 use super::*;
 use crate::config::{Config, Overrides};
-use crate::inode_cache::Alone;
+use crate::inode_cache::ExclusiveGuard;
 use crate::server::Server;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -53,14 +53,14 @@ impl Rig {
     }
 
     /// Keeps every change of the root from beginning until the guard is dropped.
-    fn hold_root(&self) -> Alone {
+    fn hold_root(&self) -> ExclusiveGuard {
         // One change puts the directory into the cache.
         ok(&self.client().call(&self.mkdir(1, b"before")));
         let service = self.server.service();
         let exports = service.exports.load_full();
         let root = exports.root(exports.table.iter().next().unwrap());
         let directory = service.vfs.find_open(root, root.handle).expect("it was just changed");
-        self.runtime.block_on(directory.lock.alone())
+        self.runtime.block_on(directory.lock.exclusive())
     }
 
     fn address(&self) -> SocketAddr {

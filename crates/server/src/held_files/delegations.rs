@@ -10,7 +10,7 @@ use proto::nfs4::{ClientId, Stateid};
 
 use super::{Held, HeldFiles, Pin};
 use crate::fs::Status;
-use crate::inode_cache::{Alone, Holder, Holders, Inode};
+use crate::inode_cache::{ExclusiveGuard, Holder, Holders, Inode};
 use crate::local_conflicts::{LocalConflicts, LocalHold};
 use crate::state::{Delegate, DelegationId, ExportId, FileId, NotDelegated, State};
 
@@ -58,7 +58,7 @@ impl HeldFiles {
         &self,
         (state, local_conflicts): (&State, &LocalConflicts),
         inode: &Arc<Inode>,
-        _alone: Alone,
+        _guard: ExclusiveGuard,
         call: &Delegate,
         now: Duration,
     ) -> Result<Stateid, NotDelegated> {

@@ -146,7 +146,7 @@ impl Inode {
         is_held_for_writing: impl Fn(&Inode) -> bool + Send + 'static,
     ) {
         // A change at work uses the descriptor.
-        let is_unchanging = self.lock.try_alone().is_some();
+        let is_unchanging = self.lock.try_exclusive().is_some();
         if !is_unchanging || !self.is_unwritten() {
             return;
         }
@@ -173,7 +173,7 @@ impl Inode {
         // A WRITE, from taking the descriptor to counting its change, is within a change of the
         // object. So what was written through the descriptor is counted, and was flushed with its
         // errors reported: one opened later need not get them from the kernel.
-        let Some(alone) = self.lock.try_alone() else { return false };
+        let Some(guard) = self.lock.try_exclusive() else { return false };
         if self.is_dirty() || !self.is_unwritten() || is_held_for_writing(self) {
             return false;
         }
@@ -184,7 +184,7 @@ impl Inode {
         let Ok(another) = self.reopen(WRITER_FLAGS) else { return false };
         data.give_up_writers();
         self.close_window();
-        drop(alone);
+        drop(guard);
         drop(another);
         true
     }
@@ -330,7 +330,7 @@ mod tests {
         file.note_change();
         assert!(second(true).await, "a client holds it");
         assert!(file.is_dirty());
-        let written = file.lock.try_alone().unwrap();
+        let written = file.lock.try_exclusive().unwrap();
         assert!(second(false).await, "a WRITE is at work");
         file.note_change();
         drop(written);

@@ -102,42 +102,42 @@ pub(crate) struct InodeLock {
 }
 
 /// A place in the queue of an inode lock.
-pub(crate) type Queued = Pin<Box<dyn Future<Output = Alone> + Send>>;
+pub(crate) type Queued = Pin<Box<dyn Future<Output = ExclusiveGuard> + Send>>;
 
-/// An inode to oneself, until it is dropped.
-pub(crate) struct Alone {
+/// The exclusive lock of an inode, until it is dropped.
+pub(crate) struct ExclusiveGuard {
     stamps: Arc<ChangeStamps>,
     has_begun: bool,
     _order: OwnedRwLockWriteGuard<()>,
 }
 
 impl InodeLock {
-    /// Locks the inode for one change alone.
-    pub(crate) async fn alone(&self) -> Alone {
+    /// Locks the inode for one change.
+    pub(crate) async fn exclusive(&self) -> ExclusiveGuard {
         let order = Arc::clone(&self.order).write_owned().await;
-        Alone { stamps: Arc::clone(&self.stamps), has_begun: false, _order: order }
+        ExclusiveGuard { stamps: Arc::clone(&self.stamps), has_begun: false, _order: order }
     }
 
     /// A place in the queue of the lock from now on.
     pub(crate) fn queue(&self) -> Queued {
         let (order, stamps) = (Arc::clone(&self.order), Arc::clone(&self.stamps));
         // Whatever the budget of the task is, its first poll takes the place.
-        let mut alone: Queued = Box::pin(unconstrained(async move {
+        let mut guard: Queued = Box::pin(unconstrained(async move {
             let order = order.write_owned().await;
-            Alone { stamps, has_begun: false, _order: order }
+            ExclusiveGuard { stamps, has_begun: false, _order: order }
         }));
         // If the lock is given to it before the task that waits polls it again, that poll returns
         // it.
-        match alone.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(alone) => Box::pin(std::future::ready(alone)),
-            Poll::Pending => alone,
+        match guard.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(guard) => Box::pin(std::future::ready(guard)),
+            Poll::Pending => guard,
         }
     }
 
-    /// As [`Self::alone`], if nothing has to be waited for.
-    pub(crate) fn try_alone(&self) -> Option<Alone> {
+    /// Locks the inode for one change, if it is not locked.
+    pub(crate) fn try_exclusive(&self) -> Option<ExclusiveGuard> {
         let order = Arc::clone(&self.order).try_write_owned().ok()?;
-        Some(Alone { stamps: Arc::clone(&self.stamps), has_begun: false, _order: order })
+        Some(ExclusiveGuard { stamps: Arc::clone(&self.stamps), has_begun: false, _order: order })
     }
 
     /// Begins a change that shares the inode with others begun by this method and may give it
@@ -153,7 +153,8 @@ impl InodeLock {
         let order = Arc::clone(&self.order).read_owned().await;
         let stamp = |live: &LiveAttributes| (live.stamp(), live.since);
         let (live, shown) = self.stamps.begin_shared(lengths, look, stamp)?;
-        let shared = Shared { stamps: Arc::clone(&self.stamps), is_over: false, _order: order };
+        let shared =
+            SharedGuard { stamps: Arc::clone(&self.stamps), is_over: false, _order: order };
         Ok(Change { before: Attributes::with(live, shown), held: Held::Shared(shared) })
     }
 
@@ -173,7 +174,7 @@ impl InodeLock {
     }
 }
 
-impl Drop for Alone {
+impl Drop for ExclusiveGuard {
     fn drop(&mut self) {
         // Before the next change may begin.
         if self.has_begun {
@@ -203,30 +204,34 @@ impl SystemCalls {
 }
 
 enum Held {
-    Alone(Alone),
-    Shared(Shared),
+    Exclusive(ExclusiveGuard),
+    Shared(SharedGuard),
 }
 
-/// A part in an inode that is shared.
-struct Shared {
+/// The shared lock of an inode, until it is dropped.
+struct SharedGuard {
     stamps: Arc<ChangeStamps>,
     is_over: bool,
     _order: OwnedRwLockReadGuard<()>,
 }
 
 impl Change {
-    /// Begins a change of an inode that the caller has to itself and may give `lengths`, with the
-    /// attributes read since.
-    pub(crate) fn begin(mut alone: Alone, before: LiveAttributes, lengths: Lengths) -> Self {
-        alone.stamps.begin_alone((before.stamp(), before.since), lengths);
-        alone.has_begun = true;
-        Self { before: Attributes(before), held: Held::Alone(alone) }
+    /// Begins a change under the exclusive lock. It may give the inode `lengths`; `before` was read
+    /// under the lock.
+    pub(crate) fn begin(
+        mut guard: ExclusiveGuard,
+        before: LiveAttributes,
+        lengths: Lengths,
+    ) -> Self {
+        guard.stamps.begin_exclusive((before.stamp(), before.since), lengths);
+        guard.has_begun = true;
+        Self { before: Attributes(before), held: Held::Exclusive(guard) }
     }
 
     /// Where its system calls are noted.
     pub(crate) fn system_calls(&self) -> SystemCalls {
         let stamps = match &self.held {
-            Held::Alone(alone) => &alone.stamps,
+            Held::Exclusive(guard) => &guard.stamps,
             Held::Shared(shared) => &shared.stamps,
         };
         SystemCalls(Arc::clone(stamps))
@@ -267,13 +272,13 @@ impl Change {
             self.system_calls().note();
         }
         match self.held {
-            Held::Alone(alone) => alone.end(self.before, fd, look),
+            Held::Exclusive(guard) => guard.end(self.before, fd, look),
             Held::Shared(shared) => shared.end(self.before, fd, written, look),
         }
     }
 }
 
-impl Alone {
+impl ExclusiveGuard {
     fn end(
         self,
         begun: Attributes,
@@ -282,13 +287,13 @@ impl Alone {
     ) -> Wcc {
         let looked = Looked::by(look);
         let renew = || renew_ctime(fd);
-        let (before, after) = self.stamps.pair_alone(begun.stamp(), || looked.stamp(), renew);
+        let (before, after) = self.stamps.pair_exclusive(begun.stamp(), || looked.stamp(), renew);
         let before = Attributes::with(*begun, before);
         Wcc { before: Some(before), after: looked.attributes(after) }
     }
 }
 
-impl Shared {
+impl SharedGuard {
     fn end(
         mut self,
         begun: Attributes,
@@ -333,7 +338,7 @@ impl<L: Fn() -> Result<LiveAttributes, Status>> Looked<L> {
     }
 }
 
-impl Drop for Shared {
+impl Drop for SharedGuard {
     fn drop(&mut self) {
         if !self.is_over {
             self.stamps.end(&CLOCK);
@@ -380,8 +385,8 @@ mod tests {
         change
     }
 
-    fn begin(alone: Alone, size: u32) -> Change {
-        let change = Change::begin(alone, look(size).unwrap(), Lengths::ANY);
+    fn begin(guard: ExclusiveGuard, size: u32) -> Change {
+        let change = Change::begin(guard, look(size).unwrap(), Lengths::ANY);
         note_call(&change);
         change
     }
@@ -418,24 +423,24 @@ mod tests {
         let lock = InodeLock::default();
         let sharer = share(&lock, 1).await;
         let wait = Duration::from_millis(20);
-        assert!(tokio::time::timeout(wait, lock.alone()).await.is_err());
+        assert!(tokio::time::timeout(wait, lock.exclusive()).await.is_err());
         drop(sharer);
-        let alone = begin(lock.alone().await, 7);
+        let guard = begin(lock.exclusive().await, 7);
         assert!(tokio::time::timeout(wait, lock.share(Lengths::ANY, || look(1))).await.is_err());
         assert_eq!(seen(&lock, 8), look(7).unwrap().stamp(), "it is at work");
-        assert_eq!(end(alone, 8), (look(7).unwrap().stamp(), look(8).unwrap().stamp()));
+        assert_eq!(end(guard, 8), (look(7).unwrap().stamp(), look(8).unwrap().stamp()));
         assert_eq!(share(&lock, 9).await.before().stamp(), look(9).unwrap().stamp());
     }
 
     #[tokio::test]
     async fn a_change_that_is_dropped_hides_nothing_any_more() {
         let lock = InodeLock::default();
-        drop(begin(lock.alone().await, 1));
+        drop(begin(lock.exclusive().await, 1));
         assert_eq!(seen(&lock, 2), look(2).unwrap().stamp());
         drop(share(&lock, 2).await);
         assert!(lock.share(Lengths::ANY, || Err(Status::Stale)).await.is_err());
         assert_eq!(seen(&lock, 3), look(3).unwrap().stamp());
-        drop(lock.alone().await);
+        drop(lock.exclusive().await);
         assert_eq!(seen(&lock, 4), look(4).unwrap().stamp());
     }
 

@@ -47,7 +47,7 @@ pub(crate) use flush_scope::Flush;
 pub(crate) use handle_cache::HandleCache;
 pub(crate) use idle::IdleInodes;
 pub(crate) use inode::{Inode, InodeKey};
-pub(crate) use inode_lock::{Alone, Attributes, Change, InodeLock, SystemCalls, Wcc};
+pub(crate) use inode_lock::{Attributes, Change, ExclusiveGuard, InodeLock, SystemCalls, Wcc};
 pub(crate) use known_rights::AccessRights;
 pub(crate) use lock_descriptor::LockDescriptor;
 pub(crate) use name_change::NameChange;

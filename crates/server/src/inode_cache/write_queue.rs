@@ -18,7 +18,7 @@ use io::{IoMode, WriteData};
 use tokio::sync::oneshot;
 
 use self::order::{Waiting, are_left};
-use super::inode_lock::{Alone, InodeLock, Queued};
+use super::inode_lock::{ExclusiveGuard, InodeLock, Queued};
 use super::{Flush, Wcc};
 use crate::fs::{Caller, Status};
 use crate::trace::CallId;
@@ -260,10 +260,10 @@ impl Batch {
 
 impl BatchDuty {
     /// Waits for the inode lock. Only once.
-    pub(crate) async fn lock(&mut self) -> Alone {
-        let alone = self.place.as_mut().expect("it has its place until it has the lock").await;
+    pub(crate) async fn lock(&mut self) -> ExclusiveGuard {
+        let guard = self.place.as_mut().expect("it has its place until it has the lock").await;
         self.place = None;
-        alone
+        guard
     }
 
     /// The WRITEs to be carried out now, by the holder of the inode lock, of which there is at

@@ -220,11 +220,11 @@ impl Service {
         call: Delegate,
     ) -> Result<Stateid, NotDelegated> {
         let local_conflicts = self.local_conflicts.clone().ok_or(NotDelegated::Resource)?;
-        let alone = inode.lock.try_alone().ok_or(NotDelegated::Contention)?;
+        let guard = inode.lock.try_exclusive().ok_or(NotDelegated::Contention)?;
         let (state, held, now) =
             (Arc::clone(&self.state), Arc::clone(&self.held_files), self.now());
         let inode = Arc::clone(inode);
-        let job = move || held.delegate((&state, &local_conflicts), &inode, alone, &call, now);
+        let job = move || held.delegate((&state, &local_conflicts), &inode, guard, &call, now);
         self.engine.data(job).await
     }
 

@@ -45,7 +45,7 @@ use crate::fs::{
     attributes_of_linked_or_not,
 };
 use crate::inode_cache::{
-    Alone, Attributes, Change, Changing, Counted, Flush, HandleCache, IdleInodes, Inode,
+    Attributes, Change, Changing, Counted, ExclusiveGuard, Flush, HandleCache, IdleInodes, Inode,
     InodeCache, InodeKey, RecallRequests, UnusedInodes, Wcc,
 };
 use crate::memory_plan::MemoryPlan;
@@ -437,22 +437,22 @@ impl Vfs {
         let file = self.hold(object).await?;
         self.wait_for_return(&file, caller, what).await?;
         file.close_write_batch();
-        let alone = file.lock.alone().await;
+        let guard = file.lock.exclusive().await;
         // Under the lock, so that no client gets a delegation meanwhile.
         file.may_change(caller.client, what)?;
-        let change = self.begin_alone(&file, alone, lengths).await?;
+        let change = self.begin_exclusive(&file, guard, lengths).await?;
         Ok((file, change))
     }
 
-    /// A change of an open object by its only holder, which may give it `lengths`.
-    async fn begin_alone(
+    /// Begins a change under the exclusive lock. It may give the object `lengths`.
+    async fn begin_exclusive(
         &self,
         file: &Arc<Inode>,
-        alone: Alone,
+        guard: ExclusiveGuard,
         lengths: Lengths,
     ) -> Result<Change, Status> {
         let before = self.live_attributes(file).await?;
-        Ok(Change::begin(alone, before, lengths))
+        Ok(Change::begin(guard, before, lengths))
     }
 
     /// Makes a change of `file` durable where the export promises that. `failures` as for

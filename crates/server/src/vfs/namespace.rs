@@ -23,7 +23,7 @@ use super::{
 };
 use crate::export::ExportRoot;
 use crate::fs::{PATH_ONLY, proc_path};
-use crate::inode_cache::{Alone, Change, Inode, InodeKey, InodeLock, NameChange};
+use crate::inode_cache::{Change, ExclusiveGuard, Inode, InodeKey, InodeLock, NameChange};
 
 pub(crate) use create::{CreateMode, Created, NodeKind};
 
@@ -229,11 +229,11 @@ impl Vfs {
         to: Arc<Inode>,
         names: Arc<Result<(CString, CString), Status>>,
     ) -> Result<((Wcc, Wcc), Result<Option<InodeKey>, Status>), Status> {
-        let (from_alone, to_alone) = lock_both(&from.lock, &to.lock).await;
+        let (from_guard, to_guard) = lock_both(&from.lock, &to.lock).await;
         let client = caller.client;
         let job = move || {
-            let from_change = begin_directory(from_alone, &from)?;
-            let to_change = to_alone.map(|alone| begin_directory(alone, &to)).transpose()?;
+            let from_change = begin_directory(from_guard, &from)?;
+            let to_change = to_guard.map(|guard| begin_directory(guard, &to)).transpose()?;
             let result = match &*names {
                 Ok((from_name, to_name)) => {
                     rename_child((&from, from_name), (&to, to_name), client)
@@ -321,9 +321,9 @@ impl Vfs {
         let attempt = || {
             let (opened, job) = (Arc::clone(&directory), Arc::clone(&job));
             async move {
-                let alone = opened.lock.alone().await;
+                let guard = opened.lock.exclusive().await;
                 let job = move || {
-                    let change = begin_directory(alone, &opened)?;
+                    let change = begin_directory(guard, &opened)?;
                     let result = unless_descriptors_lack(allowed.and_then(|()| job(&opened)))?;
                     Ok((change.end(opened.fd()), result))
                 };
@@ -404,22 +404,22 @@ fn names_to_rename(
 }
 
 /// Locks two directories, which may be one, always in the same order.
-async fn lock_both(a: &InodeLock, b: &InodeLock) -> (Alone, Option<Alone>) {
+async fn lock_both(a: &InodeLock, b: &InodeLock) -> (ExclusiveGuard, Option<ExclusiveGuard>) {
     if a.is(b) {
-        return (a.alone().await, None);
+        return (a.exclusive().await, None);
     }
     if a.rank() < b.rank() {
-        let first = a.alone().await;
-        (first, Some(b.alone().await))
+        let first = a.exclusive().await;
+        (first, Some(b.exclusive().await))
     } else {
-        let first = b.alone().await;
-        (a.alone().await, Some(first))
+        let first = b.exclusive().await;
+        (a.exclusive().await, Some(first))
     }
 }
 
 /// Begins a change of a directory, whose system calls follow.
-fn begin_directory(alone: Alone, directory: &Inode) -> Result<Change, Status> {
-    let change = Change::begin(alone, attributes_of(directory.fd())?, Lengths::ANY);
+fn begin_directory(guard: ExclusiveGuard, directory: &Inode) -> Result<Change, Status> {
+    let change = Change::begin(guard, attributes_of(directory.fd())?, Lengths::ANY);
     change.system_calls().note();
     Ok(change)
 }

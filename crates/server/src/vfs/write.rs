@@ -110,8 +110,8 @@ impl Vfs {
             && file.file_type() == FileType::RegularFile
             && file.root().attributes_in_memory
             && file.has_direct_writer();
-        let change = match if can_share { None } else { file.lock.try_alone() } {
-            Some(alone) => self.begin_alone(file, alone, lengths).await?,
+        let change = match if can_share { None } else { file.lock.try_exclusive() } {
+            Some(guard) => self.begin_exclusive(file, guard, lengths).await?,
             None => {
                 self.check_waiting(file, &request.caller).await?;
                 range_of(&request)?;

@@ -49,14 +49,14 @@ impl Vfs {
     /// Performs the batch that has waited longest, and gives its WRITEs their outcomes. Those that
     /// need no flush have only a reply to send, which is done on this thread.
     async fn perform_batch(&self, file: &Arc<Inode>, mut duty: BatchDuty) {
-        let alone = duty.lock().await;
+        let guard = duty.lock().await;
         let (waiting, next) = duty.take(&file.lock);
         count_batch(file, &waiting);
         let end = waiting.iter().map(|write| write.request.end()).max().unwrap_or(0);
         let waiting = waiting.into_iter().enumerate();
         let (requests, waiters): (Vec<_>, Vec<_>) =
             waiting.map(|(place, write)| ((place, write.request), write.task)).unzip();
-        let turns = match self.begin_alone(file, alone, Lengths::up_to(end)).await {
+        let turns = match self.begin_exclusive(file, guard, Lengths::up_to(end)).await {
             Ok(change) => self.perform_requests(file, change, requests).await,
             Err(status) => requests.iter().map(|_| WriteTurn::refused(status)).collect(),
         };

@@ -67,7 +67,7 @@ fn those_that_wait_together_are_bounded() {
 #[test]
 fn what_is_left_is_carried_out_before_a_change_that_came_later() {
     let (queue, lock) = (Arc::new(WriteQueue::default()), InodeLock::default());
-    let alone = lock.try_alone().expect("the lock is free");
+    let guard = lock.try_exclusive().expect("the lock is free");
     let (first, _task) = write(0);
     let duty = queue.join(first, &lock).expect("it begins a batch");
     let (given_up, task) = write(1);
@@ -85,15 +85,15 @@ fn what_is_left_is_carried_out_before_a_change_that_came_later() {
     queue.close();
     let mut change = lock.queue();
     let mut context = Context::from_waker(Waker::noop());
-    drop(alone);
+    drop(guard);
     drop(next.expect("36 are left"));
     let Ok(Woken::Duty(_again, mut duty)) = tasks[62].try_recv() else { panic!("it has the duty") };
     assert!(change.as_mut().poll(&mut context).is_pending());
-    let Poll::Ready(alone) = std::pin::pin!(duty.lock()).poll(&mut context) else {
+    let Poll::Ready(guard) = std::pin::pin!(duty.lock()).poll(&mut context) else {
         panic!("it is next")
     };
     assert_eq!(offsets(&duty.take(&lock).0), (64..100).collect::<Vec<_>>());
-    drop(alone);
+    drop(guard);
     assert!(change.as_mut().poll(&mut context).is_ready());
 }
 
@@ -155,11 +155,11 @@ async fn perform(rig: Rc<Rig>, offset: u64, len: usize, is_slow: bool, waits: Rc
             if is_slow {
                 pause().await;
             }
-            let alone = duty.lock().await;
+            let guard = duty.lock().await;
             let (writes, next) = duty.take(&rig.lock);
             pause().await;
             rig.done.borrow_mut().extend(offsets(&writes));
-            drop(alone);
+            drop(guard);
             pause().await;
             drop(next);
             pause().await;
@@ -181,7 +181,7 @@ async fn perform(rig: Rc<Rig>, offset: u64, len: usize, is_slow: bool, waits: Rc
 async fn change(rig: Rc<Rig>, comes_behind: bool) {
     rig.queue.close();
     let before = rig.arrived.borrow().clone();
-    let _alone = rig.lock.alone().await;
+    let _guard = rig.lock.exclusive().await;
     let done: BTreeSet<_> = rig.done.borrow().iter().copied().collect();
     assert!(!comes_behind || before.is_subset(&done), "a change overtakes WRITEs");
     pause().await;

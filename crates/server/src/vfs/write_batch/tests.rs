@@ -20,7 +20,7 @@ use tokio::runtime::Runtime;
 
 use super::*;
 use crate::config::{Config, Overrides};
-use crate::inode_cache::Alone;
+use crate::inode_cache::ExclusiveGuard;
 use crate::server::Server;
 use crate::skip::{skip, skip_in_ci_too};
 
@@ -82,8 +82,8 @@ impl Rig {
     /// Keeps WRITEs waiting until it is dropped.
     fn hold(&self) -> Held {
         let inode = self.inode();
-        let alone = self.runtime.block_on(inode.lock.alone());
-        Held { inode, _alone: alone }
+        let guard = self.runtime.block_on(inode.lock.exclusive());
+        Held { inode, _guard: guard }
     }
 
     fn counter(&self, counter: Counter) -> u64 {
@@ -103,7 +103,7 @@ impl Rig {
 
 struct Held {
     inode: Arc<Inode>,
-    _alone: Alone,
+    _guard: ExclusiveGuard,
 }
 
 impl Held {
@@ -279,7 +279,7 @@ fn a_change_of_another_kind_waits_for_all_writes_before_it() {
         inode.close_write_batch();
         let change = inode.lock.queue();
         drop(runtime.spawn(async move {
-            let _alone = change.await;
+            let _guard = change.await;
             sender.send(std::fs::metadata(path).unwrap().len()).unwrap();
         }));
     });
