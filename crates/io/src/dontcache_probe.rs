@@ -111,8 +111,8 @@ fn stream_window(file: &Arc<OwnedFd>, data: &[u8], stream_bytes: u64) -> io::Res
     let window = WriteBehind::new(config);
     let view = window.file(ITS_DEVICE);
     for range in ranges(data.len(), stream_bytes) {
-        let room = view.room_blocking(range.len());
-        let intent = view.before_write(file.as_fd(), range, room);
+        let reservation = view.reserve_blocking(range.len());
+        let intent = view.before_write(file.as_fd(), range, reservation);
         write_at(file.as_fd(), data, range.offset()).map_err(|failed| failed.error)?;
         intent.enroll(file, range);
     }

@@ -118,5 +118,5 @@ pub use socket::{unacknowledged_bytes, watch_socket};
 pub use streams::{CHUNK_BYTES, Stream, Streams};
 pub use time_slice::take_short_slices;
 pub use write_behind::{
-    Room, WriteBehind, WriteBehindConfig, WriteBehindCounts, WriteBehindFile, WriteIntent,
+    Reservation, WriteBehind, WriteBehindConfig, WriteBehindCounts, WriteBehindFile, WriteIntent,
 };

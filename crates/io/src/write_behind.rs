@@ -23,8 +23,8 @@
 //!
 //! let data = [7; 47_008];
 //! let range = ByteRange::new(0, 47_008).ok_or("no file is that long")?;
-//! let room = file.room(range.len()).await;
-//! let intent = file.before_write(fd.as_fd(), range, room);
+//! let reservation = file.reserve(range.len()).await;
+//! let intent = file.before_write(fd.as_fd(), range, reservation);
 //! write_at(fd.as_fd(), &data, range.offset())?;
 //! intent.enroll(&fd, range);
 //!
@@ -49,7 +49,7 @@ use std::time::Duration;
 use crate::engine::DeviceNumber;
 use crate::sync::{Mutex, MutexGuard};
 pub use file::{WriteBehindFile, WriteIntent};
-pub use shared::Room;
+pub use shared::Reservation;
 use shared::Shared;
 use window::Window;
 

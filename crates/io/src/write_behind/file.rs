@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::pages::{self, Method};
 use super::runs::{Action, Arrival, Runs, Step, Urgency, bytes_of};
-use super::shared::{Booked, Change, Grants, Place, Room, Shared};
+use super::shared::{Booked, Change, Grants, Place, Reservation, Shared};
 use crate::byte_range::ByteRange;
 use crate::data_file::{WriteError, write_parts_at};
 use crate::descriptor_path::path_of;
@@ -52,7 +52,7 @@ struct FileState {
 pub struct WriteIntent {
     file: Arc<WriteBehindFile>,
     range: ByteRange,
-    room: Room,
+    reservation: Reservation,
     is_announced: bool,
     /// The end of the first page, if that is filled only in part and was not cached before.
     cut: Option<u64>,
@@ -76,24 +76,24 @@ impl WriteBehindFile {
         Arc::new(Self { shared, state: Mutex::new(state), waited: Condvar::new() })
     }
 
-    /// Room for a write of so many bytes. Waits while the device has filled its part of the window,
-    /// first come first served. A write larger than that is admitted when the device has nothing in
-    /// the window.
+    /// Reserves room for a write of so many bytes. Waits while the device has filled its part of
+    /// the window, first come first served. A write larger than that is admitted when the device
+    /// has nothing in the window.
     ///
     /// Dropping the future gives up the place in the queue without other effect.
-    pub async fn room(&self, bytes: u64) -> Room {
-        self.shared.room(bytes).await
+    pub async fn reserve(&self, bytes: u64) -> Reservation {
+        self.shared.reserve(bytes).await
     }
 
-    /// As [`room`](Self::room), for a thread that may block.
+    /// As [`reserve`](Self::reserve), for a thread that may block.
     ///
     /// # Panics
     /// Within an asynchronous task.
-    pub fn room_blocking(&self, bytes: u64) -> Room {
-        self.shared.room_blocking(bytes)
+    pub fn reserve_blocking(&self, bytes: u64) -> Reservation {
+        self.shared.reserve_blocking(bytes)
     }
 
-    /// To be called before `range` is written through the page cache, with the room for it. Asks
+    /// To be called before `range` is written through the page cache, with its reservation. Asks
     /// which of its pages are cached already: they will be written back, and stay.
     ///
     /// One system call, if all or none are; none for pages that are in the window.
@@ -101,7 +101,7 @@ impl WriteBehindFile {
         self: &Arc<Self>,
         fd: BorrowedFd<'_>,
         range: ByteRange,
-        room: Room,
+        reservation: Reservation,
     ) -> WriteIntent {
         let (foreign, known) = {
             let mut state = self.lock();
@@ -123,7 +123,7 @@ impl WriteBehindFile {
             state.method = state.method.or(method);
             resident.into_iter().for_each(|pages| state.runs.keep(pages));
         }
-        WriteIntent { file: Arc::clone(self), range, room, is_announced: true, cut }
+        WriteIntent { file: Arc::clone(self), range, reservation, is_announced: true, cut }
     }
 
     /// Enrolls `written`, which went through the page cache in place of a direct write: that would
@@ -132,8 +132,9 @@ impl WriteBehindFile {
     /// Exceeds the bound of the window while such writes follow each other. Room cannot be waited
     /// for: those who have it may wait for this thread, and the pages are dirty already.
     pub fn enroll_undirected(self: &Arc<Self>, fd: &Arc<OwnedFd>, written: ByteRange) {
-        let (file, room) = (Arc::clone(self), self.shared.no_room());
-        let intent = WriteIntent { file, range: written, room, is_announced: false, cut: None };
+        let (file, reservation) = (Arc::clone(self), self.shared.no_reservation());
+        let intent =
+            WriteIntent { file, range: written, reservation, is_announced: false, cut: None };
         intent.enroll(fd, written);
     }
 
@@ -385,7 +386,7 @@ impl WriteBehindFile {
         self: &Arc<Self>,
         state: &mut FileState,
         arrival: Arrival,
-        room: Option<&mut Room>,
+        reservation: Option<&mut Reservation>,
     ) -> Grants {
         if state.runs.is_empty() {
             state.fd = None;
@@ -399,7 +400,7 @@ impl WriteBehindFile {
         };
         let before = std::mem::replace(&mut state.booked, booked);
         let change = Change { before, booked, arrival, due };
-        self.shared.book(self, &mut state.place, change, room, now)
+        self.shared.book(self, &mut state.place, change, reservation, now)
     }
 
     fn lock(&self) -> MutexGuard<'_, FileState> {
@@ -484,7 +485,7 @@ impl WriteIntent {
         if state.fd.as_ref().is_none_or(|current| !Arc::ptr_eq(current, fd)) {
             state.fd = Some(Arc::clone(fd));
         }
-        let grants = file.book(&mut state, arrival, Some(&mut self.room));
+        let grants = file.book(&mut state, arrival, Some(&mut self.reservation));
         drop(state);
         grants.deliver();
     }
@@ -513,7 +514,7 @@ impl fmt::Debug for WriteIntent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WriteIntent")
             .field("range", &self.range)
-            .field("room", &self.room)
+            .field("reservation", &self.reservation)
             .finish_non_exhaustive()
     }
 }
@@ -579,7 +580,7 @@ mod tests {
         index: u64,
     ) {
         let range = page(index);
-        let intent = file.before_write(written, range, file.room_blocking(4096));
+        let intent = file.before_write(written, range, file.reserve_blocking(4096));
         write_at(written, &[1; 4096], range.offset()).unwrap();
         intent.enroll(fd, range);
     }
@@ -689,7 +690,7 @@ mod tests {
         let view = window.file(DISK);
         let range = ByteRange::new(0, 4096).unwrap();
         let enroll = || {
-            let intent = view.before_write(fd.as_fd(), range, view.room_blocking(4096));
+            let intent = view.before_write(fd.as_fd(), range, view.reserve_blocking(4096));
             write_at(fd.as_fd(), &[1; 4096], 0).unwrap();
             intent.enroll(&fd, range);
         };
@@ -740,6 +741,6 @@ mod tests {
         assert_eq!(error.unwrap().raw_os_error(), Some(Errno::IO.raw_os_error()));
         assert_eq!(window.bytes(), 0);
         assert!(file.is_idle());
-        drop(file.room_blocking(WriteBehindConfig::default().window_bytes - 4096));
+        drop(file.reserve_blocking(WriteBehindConfig::default().window_bytes - 4096));
     }
 }

@@ -66,8 +66,8 @@ impl Enrolled {
     }
 
     async fn write(self, range: ByteRange) {
-        let room = self.file.room(range.len()).await;
-        let intent = self.file.before_write(self.fd.as_fd(), range, room);
+        let reservation = self.file.reserve(range.len()).await;
+        let intent = self.file.before_write(self.fd.as_fd(), range, reservation);
         future::yield_now().await;
         intent.enroll(&self.fd, range);
         assert!(self.window.bytes() <= self.bytes_max);
@@ -132,13 +132,13 @@ fn devices_that_divide_the_window_empty_it_and_every_writer_gets_room() {
     });
 }
 
-/// The room that is held stands for data on a disk that stands still.
+/// The reservation that is held stands for data on a disk that stands still.
 #[test]
 fn a_disk_that_stands_still_holds_up_no_other() {
     let fd = empty_file();
     check(500, move || {
         let window = window(4, 1);
-        let held = window.file(DISK).room_blocking((3 * page_size()) as u64);
+        let held = window.file(DISK).reserve_blocking((3 * page_size()) as u64);
         let file = Enrolled::on(OTHER_DISK, &window, 4, &fd);
         let writers = [0, 1].map(|page| {
             let file = file.clone();
@@ -162,7 +162,7 @@ fn who_waits_for_room_may_give_up_at_any_time() {
     check(500, move || {
         let window = window(3, 1);
         let file = Enrolled::new(&window, 3, &fd);
-        let held = file.file.room_blocking(1);
+        let held = file.file.reserve_blocking(1);
         let leaver = future::spawn(file.clone().write(pages(0, 2)));
         let followers = [1, 2].map(|page| future::spawn(file.clone().write(pages(page, 1))));
         let releaser = thread::spawn(move || drop(held));
@@ -177,14 +177,14 @@ fn who_waits_for_room_may_give_up_at_any_time() {
     });
 }
 
-/// While a small room is held, a waiter for the whole window blocks later ones for little.
+/// While a small reservation is held, a waiter for the whole window blocks later ones for little.
 #[test]
 fn a_large_writer_that_gives_up_frees_the_small_ones_behind_it() {
     let fd = empty_file();
     check(500, move || {
         let window = window(4, 1);
         let file = Enrolled::new(&window, 4, &fd);
-        let held = file.file.room_blocking(1);
+        let held = file.file.reserve_blocking(1);
         let large = future::spawn(file.clone().write(pages(0, 3)));
         let small = [4, 5].map(|page| future::spawn(file.clone().write(pages(page, 1))));
         large.abort();

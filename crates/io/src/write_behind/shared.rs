@@ -59,7 +59,7 @@ type Timers = BTreeMap<(Instant, usize), Arc<WriteBehindFile>>;
 
 struct Waiter {
     bytes: u64,
-    grant: oneshot::Sender<Room>,
+    grant: oneshot::Sender<Reservation>,
 }
 
 /// Where a file stands in the queues.
@@ -93,21 +93,21 @@ pub(super) struct Change {
     pub(super) due: Option<(Instant, Pending)>,
 }
 
-/// Room for one write in the window, and for a file that it may add. Given up when dropped.
+/// Space in the window for one write, and for a file that it may add. Given up when dropped.
 #[must_use = "the room is given up when this is dropped"]
-pub struct Room {
+pub struct Reservation {
     shared: Arc<Shared>,
     bytes: u64,
     files: usize,
 }
 
-/// Rooms to be handed over when no lock is held: dropping one whose receiver is gone takes the
-/// lock.
+/// Reservations to be handed over when no lock is held: dropping one whose receiver is gone takes
+/// the lock.
 #[must_use]
-pub(super) struct Grants(Vec<(Waiter, Room)>);
+pub(super) struct Grants(Vec<(Waiter, Reservation)>);
 
-impl Room {
-    /// Gives up to `bytes` of it to a room of its own, for another part of the same write.
+impl Reservation {
+    /// Moves up to `bytes` of it to another reservation, for another part of the same write.
     pub fn split_off(&mut self, bytes: u64) -> Self {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
@@ -162,26 +162,26 @@ impl Shared {
         self.window.count(add);
     }
 
-    /// See [`WriteBehindFile::room`].
-    pub(super) async fn room(self: &Arc<Self>, bytes: u64) -> Room {
-        match self.room_or_turn(bytes) {
-            Ok(room) => room,
+    /// See [`WriteBehindFile::reserve`].
+    pub(super) async fn reserve(self: &Arc<Self>, bytes: u64) -> Reservation {
+        match self.reserve_or_queue(bytes) {
+            Ok(reservation) => reservation,
             Err(mut turn) => (&mut turn.grant).await.expect(TURN_COMES),
         }
     }
 
-    /// See [`WriteBehindFile::room_blocking`].
-    pub(super) fn room_blocking(self: &Arc<Self>, bytes: u64) -> Room {
-        match self.room_or_turn(bytes) {
-            Ok(room) => room,
+    /// See [`WriteBehindFile::reserve_blocking`].
+    pub(super) fn reserve_blocking(self: &Arc<Self>, bytes: u64) -> Reservation {
+        match self.reserve_or_queue(bytes) {
+            Ok(reservation) => reservation,
             Err(turn) => turn.wait(),
         }
     }
 
-    fn room_or_turn(self: &Arc<Self>, bytes: u64) -> Result<Room, Turn<'_>> {
+    fn reserve_or_queue(self: &Arc<Self>, bytes: u64) -> Result<Reservation, Turn<'_>> {
         if bytes == 0 {
             // A write that brings nothing has nothing to wait for.
-            return Ok(self.no_room());
+            return Ok(self.no_reservation());
         }
         let bytes = self.pages_of(bytes);
         let mut state = self.lock();
@@ -200,9 +200,9 @@ impl Shared {
         Err(Turn { grant, shared: self })
     }
 
-    /// Room for nothing.
-    pub(super) fn no_room(self: &Arc<Self>) -> Room {
-        Room { shared: Arc::clone(self), bytes: 0, files: 0 }
+    /// A reservation of nothing.
+    pub(super) fn no_reservation(self: &Arc<Self>) -> Reservation {
+        Reservation { shared: Arc::clone(self), bytes: 0, files: 0 }
     }
 
     /// The most that a write can add to the window: with its ends in pages of their own.
@@ -211,11 +211,11 @@ impl Shared {
         bytes.div_ceil(page_bytes).saturating_add(1).saturating_mul(page_bytes)
     }
 
-    fn grant(self: &Arc<Self>, state: &mut State, bytes: u64) -> Room {
+    fn grant(self: &Arc<Self>, state: &mut State, bytes: u64) -> Reservation {
         state.reserved = state.reserved.saturating_add(bytes);
         state.reserved_files += 1;
         self.note_activity(state);
-        Room { shared: Arc::clone(self), bytes, files: 1 }
+        Reservation { shared: Arc::clone(self), bytes, files: 1 }
     }
 
     /// Books the outcome of a write or of a step, and puts the file where it belongs.
@@ -224,7 +224,7 @@ impl Shared {
         file: &Arc<WriteBehindFile>,
         place: &mut Place,
         change: Change,
-        room: Option<&mut Room>,
+        reservation: Option<&mut Reservation>,
         now: Instant,
     ) -> Grants {
         let mut state = self.lock();
@@ -233,9 +233,9 @@ impl Shared {
         state.edge_bytes = state.edge_bytes + booked.edge_bytes - before.edge_bytes;
         state.files =
             state.files + usize::from(booked.has_descriptor) - usize::from(before.has_descriptor);
-        if let Some(room) = room {
-            state.reserved -= std::mem::take(&mut room.bytes);
-            state.reserved_files -= std::mem::take(&mut room.files);
+        if let Some(reservation) = reservation {
+            state.reserved -= std::mem::take(&mut reservation.bytes);
+            state.reserved_files -= std::mem::take(&mut reservation.files);
         }
         if change.arrival != Arrival::default() {
             self.count(|counts| {
@@ -251,7 +251,7 @@ impl Shared {
         self.next_grants(&mut state)
     }
 
-    /// Takes a room back.
+    /// Takes a reservation back.
     fn give_back(self: &Arc<Self>, bytes: u64, files: usize) {
         let grants = {
             let mut state = self.lock();
@@ -262,7 +262,7 @@ impl Shared {
         grants.deliver();
     }
 
-    /// Rooms for the waiters in front, as far as it goes.
+    /// Reservations for the waiters in front, as far as the window has room.
     fn next_grants(self: &Arc<Self>, state: &mut State) -> Grants {
         let mut grants = Vec::new();
         while let Some(waiter) = state.waiters.pop_front() {
@@ -273,8 +273,8 @@ impl Shared {
                 state.waiters.push_front(waiter);
                 break;
             }
-            let room = self.grant(state, waiter.bytes);
-            grants.push((waiter, room));
+            let reservation = self.grant(state, waiter.bytes);
+            grants.push((waiter, reservation));
         }
         self.note_activity(state);
         Grants(grants)
@@ -512,7 +512,7 @@ impl State {
     }
 }
 
-impl Drop for Room {
+impl Drop for Reservation {
     fn drop(&mut self) {
         if self.bytes > 0 || self.files > 0 {
             self.shared.give_back(self.bytes, self.files);
@@ -520,29 +520,29 @@ impl Drop for Room {
     }
 }
 
-impl fmt::Debug for Room {
+impl fmt::Debug for Reservation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Room").field("bytes", &self.bytes).finish_non_exhaustive()
+        f.debug_struct("Reservation").field("bytes", &self.bytes).finish_non_exhaustive()
     }
 }
 
 impl Grants {
     pub(super) fn deliver(self) {
-        for (waiter, room) in self.0 {
-            drop(waiter.grant.send(room));
+        for (waiter, reservation) in self.0 {
+            drop(waiter.grant.send(reservation));
         }
     }
 }
 
-/// A place in the queue, whose early leaving must wake those behind it. (A room granted in the
-/// meantime is dropped with the receiver, and so given back.)
+/// A place in the queue, whose early leaving must wake those behind it. (A reservation granted in
+/// the meantime is dropped with the receiver, and so given back.)
 struct Turn<'a> {
-    grant: oneshot::Receiver<Room>,
+    grant: oneshot::Receiver<Reservation>,
     shared: &'a Arc<Shared>,
 }
 
 impl Turn<'_> {
-    fn wait(mut self) -> Room {
+    fn wait(mut self) -> Reservation {
         // The receiver can only be waited on by value; an empty, closed one takes its place.
         let (_, closed) = oneshot::channel();
         std::mem::replace(&mut self.grant, closed).blocking_recv().expect(TURN_COMES)
@@ -558,4 +558,4 @@ impl Drop for Turn<'_> {
     }
 }
 
-const TURN_COMES: &str = "a waiter leaves the queue with a room or by being dropped";
+const TURN_COMES: &str = "a waiter leaves the queue with a reservation or by being dropped";

@@ -35,8 +35,8 @@ impl Written {
     }
 
     fn write(&self, range: ByteRange) {
-        let room = self.file.room_blocking(range.len());
-        let intent = self.file.before_write(self.fd.as_fd(), range, room);
+        let reservation = self.file.reserve_blocking(range.len());
+        let intent = self.file.before_write(self.fd.as_fd(), range, reservation);
         assert_eq!(
             intent.write(self.fd.as_fd(), &[&content(range)], &|| ()).unwrap() as u64,
             range.len()
@@ -182,8 +182,8 @@ fn the_last_page_that_a_file_could_have_is_in_the_window_as_any() {
     let largest = u64::try_from(i64::MAX).unwrap();
     for (offset, len) in [(largest - 100, 100), (largest - 1, 1), (largest - 9000, 8999)] {
         let range = range(offset, len);
-        let room = written.file.room_blocking(len);
-        let intent = written.file.before_write(written.fd.as_fd(), range, room);
+        let reservation = written.file.reserve_blocking(len);
+        let intent = written.file.before_write(written.fd.as_fd(), range, reservation);
         // Not every file system takes it.
         let taken = intent.write(written.fd.as_fd(), &[&content(range)], &|| ()).is_ok();
         println!("written: {taken}");
@@ -240,16 +240,16 @@ fn islands_stay_cached() -> Option<()> {
 fn a_write_that_does_not_happen_leaves_nothing() {
     let window = WriteBehind::new(WriteBehindConfig::default());
     let written = Written::new(&window);
-    let room = written.file.room_blocking(MIB);
-    drop(written.file.before_write(written.fd.as_fd(), range(0, MIB), room));
-    let room = written.file.room_blocking(MIB);
-    let intent = written.file.before_write(written.fd.as_fd(), range(0, MIB), room);
+    let reservation = written.file.reserve_blocking(MIB);
+    drop(written.file.before_write(written.fd.as_fd(), range(0, MIB), reservation));
+    let reservation = written.file.reserve_blocking(MIB);
+    let intent = written.file.before_write(written.fd.as_fd(), range(0, MIB), reservation);
     intent.enroll(&written.fd, range(0, 0));
     assert_eq!(window.bytes(), 0);
     assert!(written.file.is_idle());
     assert_eq!(Arc::strong_count(&written.fd), 1);
-    // And no room is lost: the whole window can be had.
-    drop(written.file.room_blocking(WriteBehindConfig::default().window_bytes - 4096));
+    // And no reservation is lost: the whole window can be had.
+    drop(written.file.reserve_blocking(WriteBehindConfig::default().window_bytes - 4096));
     assert_eq!(window.counts(), WriteBehindCounts::default());
 }
 
@@ -315,14 +315,14 @@ fn many_small_files_hold_few_descriptors() {
     assert_eq!((window.files(), window.bytes()), (0, 0));
     // And no place is lost.
     let file = window.file(DISK);
-    drop([(); 8].map(|()| file.room_blocking(1)));
+    drop([(); 8].map(|()| file.reserve_blocking(1)));
 }
 
-/// Room for a write, if it is there.
-fn room_now(file: &WriteBehindFile, bytes: u64) -> Option<Room> {
+/// A reservation for a write, if the window has room.
+fn reserve_now(file: &WriteBehindFile, bytes: u64) -> Option<Reservation> {
     let mut context = Context::from_waker(Waker::noop());
-    match pin!(file.room(bytes)).poll(&mut context) {
-        Poll::Ready(room) => Some(room),
+    match pin!(file.reserve(bytes)).poll(&mut context) {
+        Poll::Ready(reservation) => Some(reservation),
         Poll::Pending => None,
     }
 }
@@ -333,23 +333,23 @@ fn devices_divide_the_window_equally_and_one_alone_has_it_all() {
     let config = WriteBehindConfig { window_bytes, files_max: 8, ..WriteBehindConfig::default() };
     let window = WriteBehind::new(config);
     let [one, other] = [DISK, OTHER_DISK].map(|disk| window.file(disk));
-    // Each room includes a page, for a write that begins within one.
+    // Each reservation includes a page, for a write that begins within one.
     let most_of = |bytes: u64| bytes - 4096;
-    let all = room_now(&one, most_of(window_bytes)).expect("it is alone");
-    let half = room_now(&other, most_of(window_bytes / 2)).expect("one half is the other's");
-    assert!(room_now(&other, 1).is_none(), "and no more");
+    let all = reserve_now(&one, most_of(window_bytes)).expect("it is alone");
+    let half = reserve_now(&other, most_of(window_bytes / 2)).expect("one half is the other's");
+    assert!(reserve_now(&other, 1).is_none(), "and no more");
     drop(all);
-    assert!(room_now(&one, most_of(window_bytes)).is_some(), "a write is always admitted alone");
-    let first = room_now(&one, 1).unwrap();
-    assert!(room_now(&one, most_of(window_bytes / 2)).is_none(), "the other one has its half");
+    assert!(reserve_now(&one, most_of(window_bytes)).is_some(), "a write is always admitted alone");
+    let first = reserve_now(&one, 1).unwrap();
+    assert!(reserve_now(&one, most_of(window_bytes / 2)).is_none(), "the other one has its half");
     drop(half);
     drop(first);
     // The places of files are divided too.
-    let places: Vec<_> = (0..8).map(|_| room_now(&one, 1).expect("it is alone")).collect();
-    let others: Vec<_> = (0..4).map(|_| room_now(&other, 1).expect("half of them")).collect();
-    assert!(room_now(&other, 1).is_none());
+    let places: Vec<_> = (0..8).map(|_| reserve_now(&one, 1).expect("it is alone")).collect();
+    let others: Vec<_> = (0..4).map(|_| reserve_now(&other, 1).expect("half of them")).collect();
+    assert!(reserve_now(&other, 1).is_none());
     drop((places, others));
-    assert!(room_now(&other, most_of(window_bytes)).is_some(), "it is alone again");
+    assert!(reserve_now(&other, most_of(window_bytes)).is_some(), "it is alone again");
 }
 
 #[test]
@@ -358,7 +358,7 @@ fn a_disk_that_stands_still_holds_up_no_other() {
         WriteBehindConfig { window_bytes: 2 * MIB, run_bytes: MIB, ..WriteBehindConfig::default() };
     let window = WriteBehind::new(config);
     let stuck = window.file(DISK);
-    let held = stuck.room_blocking(2 * MIB - 4096);
+    let held = stuck.reserve_blocking(2 * MIB - 4096);
     let written = Written { file: window.file(OTHER_DISK), ..Written::new(&window) };
     for index in 0..80 {
         written.write(range(index * 47_008, 47_008));
@@ -378,8 +378,8 @@ fn file_outgrows_the_window_by_its_own_bytes_alone() {
     written.write(range(0, 4096));
     let other = window.file(DISK);
     // Another file takes the rest, and a write of it waits: the device is under pressure.
-    let _taken = other.room_blocking(MIB - 3 * 4096);
-    let mut waiting = pin!(other.room(MIB));
+    let _taken = other.reserve_blocking(MIB - 3 * 4096);
+    let mut waiting = pin!(other.reserve(MIB));
     assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     assert_eq!(window.counts().throttled, 1);
     assert!(!written.file.outgrows_window());
@@ -391,7 +391,7 @@ fn file_outgrows_the_window_beside_a_second_device_as_without_it() {
     let config = WriteBehindConfig { window_bytes: 8 * MIB, ..Default::default() };
     let window = WriteBehind::new(config);
     let written = Written::new(&window);
-    let _other = window.file(OTHER_DISK).room_blocking(4096);
+    let _other = window.file(OTHER_DISK).reserve_blocking(4096);
     // Records with whole pages between, none of which is long enough to leave at once. Of half of
     // the window they are more than half, so that threads write them back.
     for index in 0..48 {
@@ -405,17 +405,17 @@ async fn writers_are_admitted_in_order_and_may_leave() {
     let config = WriteBehindConfig { window_bytes: 64 << 10, ..WriteBehindConfig::default() };
     let window = WriteBehind::new(config);
     let file = window.file(DISK);
-    let all = file.room(60 << 10).await;
+    let all = file.reserve(60 << 10).await;
     let (order, mut arrived) = tokio::sync::mpsc::unbounded_channel();
     let mut tasks = Vec::new();
     for (name, bytes) in [(0, 40 << 10), (1, 4 << 10), (2, 50 << 10), (3, 1)] {
         let (file, order) = (Arc::clone(&file), order.clone());
         tasks.push(tokio::spawn(async move {
-            let room = file.room(bytes).await;
+            let reservation = file.reserve(bytes).await;
             order.send(name).unwrap();
             // A writer that needs more than is left waits until this one is done.
             tokio::time::sleep(Duration::from_millis(20)).await;
-            drop(room);
+            drop(reservation);
         }));
         tokio::task::yield_now().await;
     }
@@ -432,7 +432,7 @@ async fn writers_are_admitted_in_order_and_may_leave() {
     }
     assert_eq!(window.bytes(), 0);
     // More than the window can ever hold goes in when it is empty.
-    drop(file.room(10 * MIB).await);
+    drop(file.reserve(10 * MIB).await);
 }
 
 #[test]

@@ -197,14 +197,15 @@ impl Vfs {
             IoMode::Buffered => None,
             IoMode::DontCache | IoMode::Direct | IoMode::Auto => {
                 let window = destination.data().window(&self.window, file.root().device());
-                let room = window.room(range.count).await;
-                Some((window, room))
+                let reservation = window.reserve(range.count).await;
+                Some((window, reservation))
             }
         };
         let pages = lock_pages(&from, &destination, range).await;
         let job = move || {
-            let intent =
-                window.map(|(window, room)| window.before_write(writer.as_fd(), target, room));
+            let intent = window.map(|(window, reservation)| {
+                window.before_write(writer.as_fd(), target, reservation)
+            });
             let result = copy(&reader, &writer, range, &change.system_calls());
             if let (Some(intent), Ok(count)) = (intent, &result) {
                 intent.enroll(&writer, ByteRange::between(range.to, range.to + count));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use io::{
     BUFFER_ALIGN, ByteRange, DioAlign, DontCacheVerdict, Identity, IoMode, RangeGuard, RangeUse,
-    Room, Route, Segment, WriteBehindFile, WriteData, WriteSplit,
+    Reservation, Route, Segment, WriteBehindFile, WriteData, WriteSplit,
 };
 use rustix::io::Errno;
 use rustix::param::page_size;
@@ -49,9 +49,9 @@ enum Target {
     /// Through the page cache, and left there.
     Cache,
     /// Through the page cache and the window.
-    Window(Arc<WriteBehindFile>, Room),
+    Window(Arc<WriteBehindFile>, Reservation),
     /// The middle past the page cache, the ends through the window.
-    Split(Arc<WriteBehindFile>, Room, DirectFile, WriteSplit),
+    Split(Arc<WriteBehindFile>, Reservation, DirectFile, WriteSplit),
 }
 
 /// The outcome of a write.
@@ -228,9 +228,9 @@ impl Vfs {
             self.probe_drop_behind(Arc::clone(file.root()));
         }
         let window = self.window_of(file);
-        let room = window.room(len).await;
+        let reservation = window.reserve(len).await;
         self.emit_writes(Event::WriteVector, writes);
-        Target::Window(window, room)
+        Target::Window(window, reservation)
     }
 
     async fn acquire_split(
@@ -256,8 +256,8 @@ impl Vfs {
             }
         }
         let window = self.window_of(file);
-        let room = window.room(split.head.len() + split.tail.len()).await;
-        Target::Split(window, room, direct, split)
+        let reservation = window.reserve(split.head.len() + split.tail.len()).await;
+        Target::Split(window, reservation, direct, split)
     }
 
     fn emit_writes(&self, event: Event, writes: &[PermittedWrite]) {
@@ -392,12 +392,19 @@ impl WriteJob {
                 note_call();
                 Written::cached(io::write_parts_at(writer.as_fd(), parts, range.offset()))
             }
-            Target::Window(window, room) => {
+            Target::Window(window, reservation) => {
                 let data = (parts, range);
-                Written::cached(write_behind(&file, &window, room, &writer, data, &note_call))
+                Written::cached(write_behind(
+                    &file,
+                    &window,
+                    reservation,
+                    &writer,
+                    data,
+                    &note_call,
+                ))
             }
-            Target::Split(window, room, direct, split) => {
-                write_split(&window, room, &writer, &direct, (parts, split), &note_call)
+            Target::Split(window, reservation, direct, split) => {
+                write_split(&window, reservation, &writer, &direct, (parts, split), &note_call)
             }
         };
         written.count_bytes(&file.root().counters, planned);
@@ -419,7 +426,7 @@ impl Target {
 fn write_behind(
     file: &Inode,
     window: &Arc<WriteBehindFile>,
-    room: Room,
+    reservation: Reservation,
     writer: &Arc<OwnedFd>,
     (parts, range): (&[&[u8]], ByteRange),
     before_call: &dyn Fn(),
@@ -430,7 +437,7 @@ fn write_behind(
             return Ok(count);
         }
     }
-    let intent = window.before_write(writer.as_fd(), range, room);
+    let intent = window.before_write(writer.as_fd(), range, reservation);
     let result = intent.write(writer.as_fd(), parts, before_call);
     let written = match &result {
         Ok(count) => *count,
@@ -444,15 +451,15 @@ fn write_behind(
 /// does what of the middle the kernel took through the page cache alone.
 fn write_split(
     window: &Arc<WriteBehindFile>,
-    mut room: Room,
+    mut reservation: Reservation,
     writer: &Arc<OwnedFd>,
     direct: &DirectFile,
     (parts, split): (&[&[u8]], WriteSplit),
     before_call: &dyn Fn(),
 ) -> Written {
-    let tail_room = room.split_off(split.tail.len());
-    let head = window.before_write(writer.as_fd(), split.head, room);
-    let tail = window.before_write(writer.as_fd(), split.tail, tail_room);
+    let tail_reservation = reservation.split_off(split.tail.len());
+    let head = window.before_write(writer.as_fd(), split.head, reservation);
+    let tail = window.before_write(writer.as_fd(), split.tail, tail_reservation);
     let (cached, direct_fd) = (writer.as_fd(), direct.fd.as_fd());
     let outcome = io::write_segments(&split.segments(), parts, cached, direct_fd, before_call);
     let (written, refused, cached) = match &outcome {
@@ -505,12 +512,13 @@ mod tests {
         let split = align.split_write(range, 1);
         let window = WriteBehind::new(WriteBehindConfig::default());
         let file = window.file((8, 1));
-        let room = file.room(0).await;
+        let reservation = file.reserve(0).await;
         // Other WRITEs have the whole window: their threads may come after this one's.
-        let held = file.room(WriteBehindConfig::default().window_bytes).await;
+        let held = file.reserve(WriteBehindConfig::default().window_bytes).await;
         let job = move || {
             let data = vec![7; 50_000];
-            let written = write_split(&file, room, &writer, &direct, (&[&data], split), &|| ());
+            let written =
+                write_split(&file, reservation, &writer, &direct, (&[&data], split), &|| ());
             window.shutdown();
             (written, cache_state(writer.as_fd(), ByteRange::starting_at(0)))
         };

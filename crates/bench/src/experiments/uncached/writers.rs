@@ -254,8 +254,8 @@ impl Writer<'_> {
                     .map(|written| written.expect("it was tried before")),
                 Mode::Window => {
                     let range = ByteRange::new(file.bytes, len).ok_or(ErrorKind::FileTooLarge)?;
-                    let room = window_file.room_blocking(len);
-                    let intent = window_file.before_write(fd, range, room);
+                    let reservation = window_file.reserve_blocking(len);
+                    let intent = window_file.before_write(fd, range, reservation);
                     let written = write_at(fd, data, file.bytes);
                     intent.enroll(&file.fd, range);
                     written
