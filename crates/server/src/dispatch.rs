@@ -18,11 +18,12 @@ use crate::call_log::{self, Line};
 use crate::call_trace::{self, Traced};
 use crate::counters::{Counter, CounterSet, Operation as Counted, Tally};
 use crate::export;
-use crate::export::{Export, Limits, claimed_export_id};
+use crate::export::{Export, claimed_export_id};
 use crate::memory_plan::REPLY_HEAD_BYTES;
 use crate::moment::Moment;
 use crate::nfs3::{self as nfs, Arguments, Executed};
 use crate::procedures::{Operation, Procedure, Programs, Thread, ThreadRule};
+use crate::rate_limits::ExportLimits;
 use crate::reply_cache::{Begin, Replay, Wait};
 use crate::request::{Fault, Handled, Moved, Origin, Refusal, Request};
 use crate::service::Service;
@@ -110,10 +111,10 @@ pub(crate) fn claimed(
         None => engine.own_device().clone(),
     };
     let limited = |handle| {
-        let export = export_of(handle).filter(|export| export.limits.are_set())?;
+        let export = export_of(handle)?;
+        let limited = ExportLimits::of(export)?;
         // A call that will be refused must not use up the limits of others.
-        let is_admitted = is_admitted(service, export, handle, (call, address));
-        is_admitted.then_some((export.id, export.limits))
+        is_admitted(service, export, handle, (call, address)).then_some(limited)
     };
     Claimed { device, limited: outline.current.and_then(limited) }
 }
@@ -133,8 +134,8 @@ fn is_admitted(
 /// What follows from the export that the handle in a call's arguments claims to be of.
 pub(crate) struct Claimed {
     pub(crate) device: Device,
-    /// The id and limits of the export that the work begins on, if it has any and admits the call.
-    pub(crate) limited: Option<(u32, Limits)>,
+    /// The limits of the export that the work begins on, if it has any and admits the call.
+    pub(crate) limited: Option<ExportLimits>,
 }
 
 /// The status of a call for the recorder: that of its results, or what was done in their place.

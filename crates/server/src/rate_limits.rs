@@ -16,7 +16,7 @@ use std::time::Duration;
 use io::ClientId;
 use rustc_hash::FxBuildHasher;
 
-use crate::export::Limits;
+use crate::export::{Export, Limits};
 use crate::moment::Moment;
 use clock::{Clock, Pace, Tag};
 
@@ -41,6 +41,14 @@ pub(crate) struct RateLimits {
 /// The use of the limits of an export that are set.
 #[derive(Debug, Default)]
 struct ExportUse([Option<Clock>; LIMITS]);
+
+/// The limits of an export that has any.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ExportLimits {
+    /// The id of the export.
+    pub(crate) export: u32,
+    pub(crate) limits: Limits,
+}
 
 /// What a call takes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -73,6 +81,14 @@ impl Flow {
     }
 }
 
+impl ExportLimits {
+    /// `None` if the export has no limits.
+    pub(crate) fn of(export: &Export) -> Option<Self> {
+        let limits = export.limits;
+        limits.are_set().then_some(Self { export: export.id, limits })
+    }
+}
+
 impl Use {
     fn counts(self) -> [u64; LIMITS] {
         [self.calls, self.calls, self.bytes, self.bytes]
@@ -91,14 +107,14 @@ impl RateLimits {
     /// [`settle`](Self::settle) needs: each call that has taken something is settled.
     pub(crate) fn charge(
         &self,
-        (export, limits): (u32, &Limits),
+        limited: ExportLimits,
         client: ClientId,
         taken: Use,
         now: Moment,
     ) -> (Tags, Charged) {
         let (counts, flow, now) = (taken.counts(), Flow::of(client), now.nanoseconds());
         let mut exports = self.lock();
-        let clocks = exports.entry(export).or_default().clocks(limits, now);
+        let clocks = exports.entry(limited.export).or_default().clocks(limited.limits, now);
         let charges: [_; LIMITS] = from_fn(|at| match &mut clocks[at] {
             Some(clock) => clock.charge(flow, counts[at], now),
             None => (0, 0),
@@ -111,7 +127,7 @@ impl RateLimits {
     /// rest, as far as no other call has used that. Its calls keep their places.
     pub(crate) fn settle(
         &self,
-        (export, limits): (u32, &Limits),
+        limited: ExportLimits,
         client: ClientId,
         (Charged { taken, at: charged_at }, used): (Charged, Use),
         now: Moment,
@@ -119,7 +135,7 @@ impl RateLimits {
         let (taken, used) = (taken.counts(), used.counts());
         let (flow, now) = (Flow::of(client), now.nanoseconds());
         let mut exports = self.lock();
-        let clocks = exports.entry(export).or_default().clocks(limits, now);
+        let clocks = exports.entry(limited.export).or_default().clocks(limited.limits, now);
         for (at, clock) in clocks.iter_mut().enumerate() {
             let Some(clock) = clock else { continue };
             clock.settle(flow, (taken[at], charged_at[at]), used[at], now);
@@ -130,14 +146,14 @@ impl RateLimits {
     /// clients come.
     pub(crate) fn delay(
         &self,
-        (export, limits): (u32, &Limits),
+        limited: ExportLimits,
         client: ClientId,
         Tags(tags): Tags,
         now: Moment,
     ) -> Duration {
         let (flow, now) = (Flow::of(client), now.nanoseconds());
         let mut exports = self.lock();
-        let clocks = exports.entry(export).or_default().clocks(limits, now);
+        let clocks = exports.entry(limited.export).or_default().clocks(limited.limits, now);
         let delays = clocks.iter_mut().zip(tags);
         let delays = delays.filter_map(|(clock, tag)| Some(clock.as_mut()?.delay(flow, tag, now)));
         Duration::from_nanos(delays.max().unwrap_or(0)).saturating_sub(BURST)
@@ -155,11 +171,7 @@ impl RateLimits {
 
 impl ExportUse {
     /// The clocks of the limits that are set now.
-    fn clocks(
-        &mut self,
-        Limits { all, client }: &Limits,
-        now: u64,
-    ) -> &mut [Option<Clock>; LIMITS] {
+    fn clocks(&mut self, Limits { all, client }: Limits, now: u64) -> &mut [Option<Clock>; LIMITS] {
         let calls = |calls: std::num::NonZeroU32| u64::from(calls.get());
         let paces = [
             all.calls_per_sec.map(calls).map(Pace::Shared),

@@ -524,7 +524,7 @@ mod tests {
     use crate::export::{Flavor, Object, Peer, Purpose};
     use crate::fs::Caller;
     use crate::moment::Moment;
-    use crate::rate_limits::Use;
+    use crate::rate_limits::{ExportLimits, Use};
     use crate::skip::skip_in_ci_too;
 
     fn config(dir: &Path, settings: &str, modes: &str) -> Config {
@@ -643,7 +643,8 @@ mod tests {
         let exports = server.service.exports.load_full();
         let export = exports.table.iter().next().unwrap();
         let client = Ipv4Addr::LOCALHOST.to_ipv6_mapped().to_bits();
-        let (limited, taken) = ((export.id, &export.limits), Use { calls: 1, bytes: 1 << 20 });
+        let limited = ExportLimits::of(export).unwrap();
+        let taken = Use { calls: 1, bytes: 1 << 20 };
         server.service.rate_limits.charge(limited, client, taken, Moment::now());
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();

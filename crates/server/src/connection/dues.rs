@@ -8,10 +8,10 @@ use io::ClientId;
 
 use super::{Intake, Transfer};
 use crate::counters::Counter;
-use crate::export::{Exports, Limits};
+use crate::export::Exports;
 use crate::moment::Moment;
 use crate::procedures::Programs;
-use crate::rate_limits::{Charged, Tags, Use, WAIT_MAX};
+use crate::rate_limits::{Charged, ExportLimits, Tags, Use, WAIT_MAX};
 use crate::request::Moved;
 use crate::service::Service;
 
@@ -45,10 +45,9 @@ impl Dues {
         if matches!(programs, Programs::Portmapper(_)) {
             return dues;
         }
-        for export in exports.table.iter().filter(|export| export.limits.are_set()) {
-            let limited = (export.id, &export.limits);
+        for limited in exports.table.iter().filter_map(|export| ExportLimits::of(export)) {
             let (tags, _) = service.rate_limits.charge(limited, client, Use::default(), now);
-            dues.add(export.id, tags);
+            dues.add(limited.export, tags);
         }
         dues
     }
@@ -73,8 +72,8 @@ impl Dues {
         let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
         let (exports, now, mut longest) = (service.exports.load(), Moment::now(), Duration::ZERO);
         latest.retain(|(export, tags)| {
-            let Some(limits) = limits(&exports, *export) else { return false };
-            let delay = service.rate_limits.delay((*export, limits), client, *tags, now);
+            let Some(limited) = limits(&exports, *export) else { return false };
+            let delay = service.rate_limits.delay(limited, client, *tags, now);
             longest = longest.max(delay);
             !delay.is_zero()
         });
@@ -94,18 +93,18 @@ impl Charge {
     /// is charged for the call and the data that that asks for.
     pub(super) fn new(
         intake: &Intake,
-        limited: Option<(u32, Limits)>,
+        limited: Option<ExportLimits>,
         (call_bytes, transfer): (u64, Transfer),
         now: Moment,
     ) -> Self {
         let Intake { service, activity, dues, .. } = intake;
         let client = activity.client();
-        let charged = limited.map(|(export, limits)| {
+        let charged = limited.map(|limited| {
             let read_bytes = transfer.read_bytes(service.memory.transfer_bytes_max);
             let taken = Use { calls: 1, bytes: call_bytes + read_bytes };
-            let (tags, charged) = service.rate_limits.charge((export, &limits), client, taken, now);
-            dues.add(export, tags);
-            (export, charged)
+            let (tags, charged) = service.rate_limits.charge(limited, client, taken, now);
+            dues.add(limited.export, tags);
+            (limited.export, charged)
         });
         Self { dues: Arc::clone(dues), client, call_bytes, charged }
     }
@@ -129,8 +128,8 @@ impl Charge {
     /// has its place there from now on.
     fn settle_with(&self, service: &Service, export: u32, used: Use) {
         let (exports, now) = (service.exports.load(), Moment::now());
-        let Some(limits) = limits(&exports, export) else { return };
-        let (limited, rate_limits) = ((export, limits), &service.rate_limits);
+        let Some(limited) = limits(&exports, export) else { return };
+        let rate_limits = &service.rate_limits;
         match self.charged.filter(|(charged, _)| *charged == export) {
             Some((_, charged)) => rate_limits.settle(limited, self.client, (charged, used), now),
             None => {
@@ -143,8 +142,8 @@ impl Charge {
 }
 
 /// The limits of an export, if it has any.
-fn limits(exports: &Exports, export: u32) -> Option<&Limits> {
-    exports.table.by_id(export).map(|export| &export.limits).filter(|limits| limits.are_set())
+fn limits(exports: &Exports, export: u32) -> Option<ExportLimits> {
+    exports.table.by_id(export).and_then(|export| ExportLimits::of(export))
 }
 
 impl Intake {

@@ -18,10 +18,14 @@ fn rate(calls_per_sec: u32, bytes_per_sec: u64) -> Rate {
     }
 }
 
+fn limits_of(export: u32, limits: Limits) -> ExportLimits {
+    ExportLimits { export, limits }
+}
+
 /// The calls of one second over a connection for each of `clients`, each call as soon as those
 /// before it are paid for.
 fn calls_in_a_second(limits: Limits, clients: &[ClientId], bytes: u64) -> u64 {
-    let (table, limited, start) = (RateLimits::default(), (EXPORT, &limits), SEC_NS);
+    let (table, limited, start) = (RateLimits::default(), limits_of(EXPORT, limits), SEC_NS);
     let mut latest: Vec<Option<Tags>> = vec![None; clients.len()];
     let (mut calls, mut now) = (0, start);
     while now < start + SEC_NS {
@@ -71,7 +75,7 @@ fn bytes_are_limited_however_large_a_call_is() {
 fn the_limit_that_takes_longer_is_waited_for() {
     let (table, now) = (RateLimits::default(), Moment::at_nanoseconds(SEC_NS));
     let limits = Limits { all: rate(1, 0), client: rate(0, 1 << 20) };
-    let limited = (EXPORT, &limits);
+    let limited = limits_of(EXPORT, limits);
     let (tags, _) = table.charge(limited, A, Use { calls: 1, bytes: 4 << 20 }, now);
     assert_eq!(table.delay(limited, A, tags, now), Duration::from_millis(3950));
     let (later, _) = table.charge(limited, A, Use { calls: 8, bytes: 0 }, now);
@@ -80,7 +84,7 @@ fn the_limit_that_takes_longer_is_waited_for() {
     assert_eq!(later.later(tags), later);
     assert_eq!(table.charge(limited, A, Use::default(), now).0, later);
     for (export, client) in [(EXPORT, B), (EXPORT + 1, A)] {
-        let limited = (export, &limits);
+        let limited = limits_of(export, limits);
         let (tags, _) = table.charge(limited, client, Use::default(), now);
         assert!(table.delay(limited, client, tags, now).is_zero());
     }
@@ -90,7 +94,7 @@ fn the_limit_that_takes_longer_is_waited_for() {
 fn a_reply_settles_what_its_call_was_charged() {
     let (table, now) = (RateLimits::default(), Moment::at_nanoseconds(SEC_NS));
     let limits = Limits { all: rate(0, 1 << 20), ..Limits::default() };
-    let limited = (EXPORT, &limits);
+    let limited = limits_of(EXPORT, limits);
     let taken = Use { calls: 1, bytes: 1 << 20 };
     let owed = || {
         let (all, _) = table.charge(limited, A, Use::default(), now);
@@ -108,7 +112,7 @@ fn a_reply_settles_what_its_call_was_charged() {
 fn a_reply_gives_back_no_debt_that_the_longest_one_has_cut() {
     let (table, now) = (RateLimits::default(), Moment::at_nanoseconds(SEC_NS));
     let limits = Limits { all: rate(0, 64 << 10), ..Limits::default() };
-    let limited = (EXPORT, &limits);
+    let limited = limits_of(EXPORT, limits);
     let owed = || {
         let (all, _) = table.charge(limited, A, Use::default(), now);
         table.delay(limited, A, all, now) + BURST
@@ -130,7 +134,7 @@ fn a_reply_gives_back_no_debt_that_the_longest_one_has_cut() {
 #[test]
 fn a_reply_gives_back_no_debt_that_another_call_has_used() {
     let limits = Limits { all: rate(0, 64 << 10), ..Limits::default() };
-    let (limited, now) = ((EXPORT, &limits), Moment::at_nanoseconds(SEC_NS));
+    let (limited, now) = (limits_of(EXPORT, limits), Moment::at_nanoseconds(SEC_NS));
     // 16 s each.
     let read = Use { calls: 1, bytes: 1 << 20 };
     for (unused, settled) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
@@ -149,11 +153,11 @@ fn a_reply_gives_back_no_debt_that_another_call_has_used() {
 #[test]
 fn a_reply_gives_back_nothing_of_a_limit_that_was_set_after_its_call() {
     let limits = Limits { all: rate(0, 64 << 10), ..Limits::default() };
-    let (table, limited) = (RateLimits::default(), (EXPORT, &limits));
+    let (table, limited) = (RateLimits::default(), limits_of(EXPORT, limits));
     let second = |seconds| Moment::at_nanoseconds(seconds * SEC_NS);
     let read = Use { calls: 1, bytes: 1 << 19 };
     let (_, early) = table.charge(limited, A, read, second(1));
-    table.charge((EXPORT, &Limits::default()), A, Use::default(), second(2));
+    table.charge(limits_of(EXPORT, Limits::default()), A, Use::default(), second(2));
     let (tags, _) = table.charge(limited, A, read, second(3));
     table.settle(limited, A, (early, Use::default()), second(3));
     assert_eq!(table.delay(limited, A, tags, second(3)) + BURST, Duration::from_secs(8));
@@ -163,12 +167,12 @@ fn a_reply_gives_back_nothing_of_a_limit_that_was_set_after_its_call() {
 fn limits_that_are_not_set_are_not_charged() {
     let (table, now) = (RateLimits::default(), Moment::at_nanoseconds(SEC_NS));
     let (free, limits) = (Limits::default(), Limits { all: rate(1, 0), ..Limits::default() });
-    let (tags, _) = table.charge((EXPORT, &free), A, Use { calls: 1, bytes: 1 << 30 }, now);
-    assert!(table.delay((EXPORT, &free), A, tags, now).is_zero());
-    let (tags, _) = table.charge((EXPORT, &limits), A, Use { calls: 8, bytes: 0 }, now);
+    let (tags, _) = table.charge(limits_of(EXPORT, free), A, Use { calls: 1, bytes: 1 << 30 }, now);
+    assert!(table.delay(limits_of(EXPORT, free), A, tags, now).is_zero());
+    let (tags, _) = table.charge(limits_of(EXPORT, limits), A, Use { calls: 8, bytes: 0 }, now);
     // A reload removes the limit, and another one sets it again.
-    assert!(table.delay((EXPORT, &free), A, tags, now).is_zero());
-    assert!(table.delay((EXPORT, &limits), A, tags, now).is_zero());
+    assert!(table.delay(limits_of(EXPORT, free), A, tags, now).is_zero());
+    assert!(table.delay(limits_of(EXPORT, limits), A, tags, now).is_zero());
     table.retain(|export| export != EXPORT);
     assert!(table.lock().is_empty());
 }
