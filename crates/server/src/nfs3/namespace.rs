@@ -13,7 +13,7 @@ use crate::export::Object;
 use crate::fs::Status;
 use crate::inode_cache::Wcc;
 use crate::request::Request;
-use crate::vfs::{Answer, AttributeChange, CreateMode, Found, NodeKind};
+use crate::vfs::{Answer, AttributeChange, CreateMode, EntryName, Found, NodeKind};
 
 /// The longest target of a link that is sent with the head of the reply, outside the budget.
 const TARGET_IN_HEAD_MAX: usize = 512;
@@ -199,7 +199,8 @@ pub(super) async fn rename(
 ) -> Outcome<RenameOk, RenameFailure> {
     let (_, from) = request.resolve(&args.from.dir)?;
     let (caller, to) = request.resolve(&args.to.dir)?;
-    let (old, new) = ((&from, args.from.name), (&to, args.to.name));
+    let old = EntryName { dir: &from, name: args.from.name };
+    let new = EntryName { dir: &to, name: args.to.name };
     let answer = request.service.vfs.rename(&caller, old, new).await;
     let from_wcc = convert::wcc(&from, &answer.attributes.0);
     let to_wcc = convert::wcc(&to, &answer.attributes.1);

@@ -11,7 +11,7 @@ use super::compound::Compound;
 use super::resolved_handle::{Located, Pseudo, ResolvedHandle};
 use super::{Outcome, Refused, convert};
 use crate::fs;
-use crate::vfs::NodeKind;
+use crate::vfs::{EntryName, NodeKind};
 
 /// The RPC flavours that files can be used with: AUTH_SYS.
 const FLAVORS: [u32; 1] = [1];
@@ -218,7 +218,8 @@ impl Compound<'_> {
         check_name(args.new)?;
         self.refuse_mounted(self.saved_handle()?, args.old, Status::FileOpen)?;
         self.refuse_mounted(self.current_handle()?, args.new, Status::FileOpen)?;
-        let (old, new) = ((&from.object, args.old), (&to.object, args.new));
+        let old = EntryName { dir: &from.object, name: args.old };
+        let new = EntryName { dir: &to.object, name: args.new };
         let answer = self.request.service.vfs.rename(&to.caller, old, new).await;
         answer.result?;
         let (source, target) = &answer.attributes;

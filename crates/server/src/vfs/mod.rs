@@ -54,7 +54,7 @@ use crate::trace::Tracer;
 pub(crate) use attr::{Applied, AttributeChange, SetTime};
 pub(crate) use copy::{Allocation, CopyEnd, CopyRange, Sought};
 pub(crate) use fsinfo::{FileSystemSpace, PathLimits};
-pub(crate) use namespace::{CreateMode, Created, NodeKind};
+pub(crate) use namespace::{CreateMode, Created, EntryName, NodeKind};
 pub(crate) use read::ReadDone;
 pub(crate) use readdir::{DirectoryEntry, Listing, Objects, Pushed};
 pub(crate) use switches::Switches;

@@ -32,6 +32,13 @@ pub(crate) use create::{CreateMode, Created, NodeKind};
 const OPENS_MAX: u32 = 64;
 const OPENS_APART: Duration = Duration::from_millis(1);
 
+/// A directory and a name in it.
+#[derive(Clone, Copy)]
+pub(crate) struct EntryName<'a> {
+    pub(crate) dir: &'a Object,
+    pub(crate) name: &'a [u8],
+}
+
 impl Vfs {
     /// LOOKUP, RFC 1813 §3.3.3. `..` of the export's root is the root.
     pub(crate) async fn lookup(
@@ -189,15 +196,15 @@ impl Vfs {
     pub(crate) async fn rename(
         &self,
         caller: &Caller,
-        from: (&Object, &[u8]),
-        to: (&Object, &[u8]),
+        from: EntryName<'_>,
+        to: EntryName<'_>,
     ) -> Answer<(Wcc, Wcc), ()> {
-        if from.0.root().device() != to.0.root().device() {
+        if from.dir.root().device() != to.dir.root().device() {
             // Neither device waits for the other: without attributes, which are on both.
             return Answer::refused(Status::CrossDevice);
         }
         let names = Arc::new(names_to_rename(caller, from, to));
-        let (from_dir, to_dir) = match (self.hold(from.0).await, self.hold(to.0).await) {
+        let (from_dir, to_dir) = match (self.hold(from.dir).await, self.hold(to.dir).await) {
             (Ok(from_dir), Ok(to_dir)) => (from_dir, to_dir),
             (Err(status), _) | (_, Err(status)) => return Answer::refused(status),
         };
@@ -206,14 +213,14 @@ impl Vfs {
             self.rename_once(caller, from, to, Arc::clone(&names))
         };
         let failures = (from_dir.failures(), to_dir.failures());
-        let Answer { attributes, result } = self.attempt_name_change(to.0.root(), attempt).await;
+        let Answer { attributes, result } = self.attempt_name_change(to.dir.root(), attempt).await;
         let result = match result {
             Ok(replaced) => {
                 if let Some(replaced) = replaced {
                     self.let_go(&replaced).await;
                 }
-                let settled = self.settle(&from_dir, from.0.sync, failures.0).await;
-                settled.and(self.settle(&to_dir, to.0.sync, failures.1).await)
+                let settled = self.settle(&from_dir, from.dir.sync, failures.0).await;
+                settled.and(self.settle(&to_dir, to.dir.sync, failures.1).await)
             }
             Err(status) => Err(status),
         };
@@ -393,14 +400,14 @@ fn rename_component(name: &[u8]) -> Result<CString, Status> {
 /// The names that RENAME removes and makes, if the caller may change the directories.
 fn names_to_rename(
     caller: &Caller,
-    (from, from_name): (&Object, &[u8]),
-    (to, to_name): (&Object, &[u8]),
+    from: EntryName<'_>,
+    to: EntryName<'_>,
 ) -> Result<(CString, CString), Status> {
     caller.may_change()?;
-    if from.root().id != to.root().id {
+    if from.dir.root().id != to.dir.root().id {
         return Err(Status::CrossDevice);
     }
-    Ok((rename_component(from_name)?, rename_component(to_name)?))
+    Ok((rename_component(from.name)?, rename_component(to.name)?))
 }
 
 /// Locks two directories, which may be one, always in the same order.
