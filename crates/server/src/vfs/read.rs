@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 use super::io_plan::{CachedWhy, ReadFacts, ReadFrom, ReadPlan, Room};
 use super::read_data::{Fetched, Partly, Read, Source};
-use super::splice::Spliced;
+use super::splice::ThroughCache;
 use super::{Answer, Attributes, Caller, LiveAttributes, Object, Status, Vfs};
 use crate::counters::{CallKind, Counter, Phase};
 use crate::inode_cache::Inode;
@@ -209,16 +209,16 @@ impl Vfs {
     /// From the page cache, without a copy where that pays.
     async fn fetch_buffered(&self, read: &Read<'_>) -> Result<Fetched, Status> {
         read.file.root().counters.add(Counter::ReadsCachedByMode, 1);
-        Ok(self.fetch_through_cache(read).await?.0)
+        Ok(self.fetch_through_cache(read).await?.data)
     }
 
     /// From the page cache, where it stays, in `auto`. What comes next is read ahead if this waits.
     async fn fetch_and_keep(&self, read: &Read<'_>, why: CachedWhy) -> Result<Fetched, Status> {
         let counters = &read.file.root().counters;
         let fetched = self.fetch_through_cache(read).await;
-        let was_resident = matches!(fetched, Ok((_, true)));
+        let was_resident = fetched.as_ref().is_ok_and(|fetched| fetched.was_resident);
         counters.add(if was_resident { Counter::ReadsResident } else { why.counter() }, 1);
-        let (data, _) = fetched?;
+        let data = fetched?.data;
         read.file.data().note_kept(read.range, was_resident);
         if !was_resident && self.prefetches(read) {
             self.prefetch(read);
@@ -226,14 +226,16 @@ impl Vfs {
         Ok(data)
     }
 
-    /// Through the page cache, and whether it was there.
-    async fn fetch_through_cache(&self, read: &Read<'_>) -> Result<(Fetched, bool), Status> {
-        if let Some(Spliced { data, was_resident }) = self.fetch_spliced(read).await? {
-            return Ok((data, was_resident));
+    /// Through the page cache.
+    async fn fetch_through_cache(&self, read: &Read<'_>) -> Result<ThroughCache, Status> {
+        if let Some(spliced) = self.fetch_spliced(read).await? {
+            return Ok(spliced);
         }
         Ok(match self.try_cached(read).await? {
-            Tried::Done(done) => (done, true),
-            Tried::Partly(partly) => (self.fetch_cached(read, partly).await?, false),
+            Tried::Done(data) => ThroughCache { data, was_resident: true },
+            Tried::Partly(partly) => {
+                ThroughCache { data: self.fetch_cached(read, partly).await?, was_resident: false }
+            }
         })
     }
 

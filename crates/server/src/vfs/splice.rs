@@ -18,8 +18,8 @@ use crate::trace::Event;
 /// 32 KiB 0.47 and 0.39, 64 KiB 0.50 and 0.28, 256 KiB 0.33 and 0.12, 1 MiB 0.33 and 0.08.
 const SPLICE_BYTES_MIN: u64 = 32 * 1024;
 
-/// Data that goes to the socket without a copy.
-pub(super) struct Spliced {
+/// Data that came through the page cache.
+pub(super) struct ThroughCache {
     pub(super) data: Fetched,
     /// All of it was in the page cache.
     pub(super) was_resident: bool,
@@ -41,13 +41,16 @@ impl Vfs {
 
     /// Takes the range through the page cache, on this thread if it is all there. `None` if it is
     /// to be copied.
-    pub(super) async fn fetch_spliced(&self, read: &Read<'_>) -> Result<Option<Spliced>, Status> {
+    pub(super) async fn fetch_spliced(
+        &self,
+        read: &Read<'_>,
+    ) -> Result<Option<ThroughCache>, Status> {
         let Some(mut pipe) = self.pipe(read) else { return Ok(None) };
         if read.file.root().attributes_in_memory {
             match is_in_memory(read) {
                 Some(true) if self.fill_here(read, &mut pipe) => {
                     let data = self.spliced(read, pipe);
-                    return Ok(Some(Spliced { data, was_resident: true }));
+                    return Ok(Some(ThroughCache { data, was_resident: true }));
                 }
                 Some(false) => {}
                 // Copying finds out without waiting, and has the data then.
@@ -62,13 +65,13 @@ impl Vfs {
     /// Takes the range through the page cache when those before it in the file have been read: on
     /// this thread if it was read ahead for them, else on a data thread, to which the whole call
     /// moves if it can. `None` if it is to be copied.
-    async fn fill_in_turn(&self, read: &Read<'_>) -> Result<Option<Spliced>, Status> {
+    async fn fill_in_turn(&self, read: &Read<'_>) -> Result<Option<ThroughCache>, Status> {
         let turn = self.read_turn(read).await;
         let has_waited = turn.as_ref().is_some_and(ReadTurn::has_waited);
         if has_waited && is_in_memory(read) == Some(true) {
             let Some(mut pipe) = self.pipe(read) else { return Ok(None) };
             let filled = self.fill_here(read, &mut pipe).then(|| self.spliced(read, pipe));
-            return Ok(filled.map(|data| Spliced { data, was_resident: false }));
+            return Ok(filled.map(|data| ThroughCache { data, was_resident: false }));
         }
         let pages = self.pages_on_data_thread(read, read.range, RangeUse::Cached).await;
         let Some(mut pipe) = self.pipe(read) else { return Ok(None) };
@@ -82,7 +85,7 @@ impl Vfs {
             .await?;
         drop(turn);
         let data = filled.map(|pipe| self.spliced(read, pipe));
-        Ok(data.map(|data| Spliced { data, was_resident: false }))
+        Ok(data.map(|data| ThroughCache { data, was_resident: false }))
     }
 
     /// A pipe for a range that is worth one.
