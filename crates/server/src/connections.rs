@@ -104,6 +104,14 @@ struct State {
     open: usize,
 }
 
+/// The connections of a peer, and their calls in progress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PeerLoad {
+    pub(crate) address: IpAddr,
+    pub(crate) connections: usize,
+    pub(crate) calls: usize,
+}
+
 /// The activity of a connection, for its eviction.
 pub(crate) struct Activity {
     address: SocketAddr,
@@ -292,12 +300,13 @@ impl Connections {
         activities.map(|activity| activity.slots.calls()).sum()
     }
 
-    /// The connections of each peer, and its calls in progress.
-    pub(crate) fn by_peer(&self) -> Vec<(IpAddr, usize, usize)> {
+    /// The load of each peer that has connections.
+    pub(crate) fn by_peer(&self) -> Vec<PeerLoad> {
         let state = self.lock();
-        let of_peer = |(peer, list): (&IpAddr, &Vec<Arc<Activity>>)| {
-            let calls = list.iter().map(|activity| activity.slots.calls()).sum();
-            (*peer, list.len(), calls)
+        let of_peer = |(peer, list): (&IpAddr, &Vec<Arc<Activity>>)| PeerLoad {
+            address: *peer,
+            connections: list.len(),
+            calls: list.iter().map(|activity| activity.slots.calls()).sum(),
         };
         state.peers.iter().map(of_peer).collect()
     }

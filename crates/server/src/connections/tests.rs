@@ -228,7 +228,8 @@ async fn calls_in_flight_are_exact_while_a_connection_waits_for_a_slot() {
     assert_eq!(connections.calls_in_flight(), 7, "the next call has not come");
     next.begin_call();
     assert_eq!(connections.calls_in_flight(), 8);
-    assert_eq!(connections.by_peer(), [(address(1).ip(), 1, 8)]);
+    let load = PeerLoad { address: address(1).ip(), connections: 1, calls: 8 };
+    assert_eq!(connections.by_peer(), [load]);
     drop((calls, next));
     assert_eq!(connections.calls_in_flight(), 0);
     activity.calls_ended().await;

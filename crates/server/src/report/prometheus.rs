@@ -195,11 +195,11 @@ fn clients(service: &Service, text: &mut Text) {
     }
     // Those of strangers together: each address that connects would be another time series.
     let mut connections: BTreeMap<String, u64> = BTreeMap::new();
-    for (address, open, _) in service.connections.by_peer() {
-        let address = address.to_string();
+    for peer in service.connections.by_peer() {
+        let address = peer.address.to_string();
         let is_known = clients.iter().any(|(known, _)| *known == address);
         let client = if is_known { address } else { OTHERS.to_owned() };
-        *connections.entry(client).or_default() += open as u64;
+        *connections.entry(client).or_default() += peer.connections as u64;
     }
     text.begin("client_connections", "gauge", help_of("client_connections"));
     for (client, open) in connections {

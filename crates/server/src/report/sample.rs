@@ -232,11 +232,11 @@ fn clients(service: &Service) -> Vec<ClientSample> {
     for (address, counters) in service.counters.clients.all() {
         by_address.insert(address, client_sample(address, &counters));
     }
-    for (address, connections, calls) in service.connections.by_peer() {
-        let known = by_address.contains_key(&Some(address));
-        let sample = by_address.entry(known.then_some(address)).or_default();
-        sample.connections += connections as u64;
-        sample.calls_in_flight += calls as u64;
+    for peer in service.connections.by_peer() {
+        let known = by_address.contains_key(&Some(peer.address));
+        let sample = by_address.entry(known.then_some(peer.address)).or_default();
+        sample.connections += peer.connections as u64;
+        sample.calls_in_flight += peer.calls as u64;
     }
     for report in service.state.client_reports(service.now()) {
         let known = by_address.contains_key(&Some(report.peer));
