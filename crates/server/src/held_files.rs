@@ -17,7 +17,9 @@ use io::{DeviceNumber, OfdLock};
 use self::delegations::Delegated;
 use crate::fs::Status;
 use crate::inode_cache::{Inode, LockDescriptor};
-use crate::state::{Effect, ExportId, FileId, LockGrant, LockId, LockKind, Piece, Range, State};
+use crate::state::{
+    Effect, ExportId, FileId, LockGrant, LockId, LockKind, Piece, Range, State, TestedLock,
+};
 
 /// Files with opens or delegations.
 #[derive(Default)]
@@ -166,8 +168,8 @@ impl HeldFiles {
         Ok(found)
     }
 
-    /// The lock of a local program in the way of one that `state` would grant. `lock` is what the
-    /// owner holds in the file. To be called as the server's user; may block.
+    /// The lock of a local program in the way of one that `state` would grant. To be called as the
+    /// server's user; may block.
     ///
     /// # Errors
     /// Those of opening the file and of fcntl(2).
@@ -175,8 +177,7 @@ impl HeldFiles {
         &self,
         state: &State,
         inode: &Arc<Inode>,
-        lock: Option<LockId>,
-        wanted: Piece,
+        TestedLock { wanted, own: lock }: TestedLock,
     ) -> Result<Option<Piece>, Status> {
         let file = file_id(inode);
         let own = lock.and_then(|lock| self.owner(file, lock));

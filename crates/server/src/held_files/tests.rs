@@ -19,7 +19,7 @@ use crate::fs::{PATH_ONLY, attributes_of};
 use crate::inode_cache::InodeCache;
 use crate::state::{
     ChannelAttributes, ConnectionId, CreateSession, ExchangeId, Limits, Lock, LockFailure,
-    LockTarget, OpenFile, Principal, Step,
+    LockTarget, OpenFile, Principal, Step, TestedLock,
 };
 
 const NOW: Duration = Duration::ZERO;
@@ -255,14 +255,17 @@ fn clients_see_the_locks_of_local_programs() {
     let in_the_way = Err(piece(5, 9, LockKind::Write));
     assert_eq!(bed.lock(client, new(&open), LockType::Read, ALL), in_the_way);
     let wanted = piece(0, u64::MAX, LockKind::Read);
-    let foreign = |lock| bed.held.foreign_lock(&bed.state, &bed.inode, lock, wanted).unwrap();
+    let foreign = |own| {
+        let tested = TestedLock { wanted, own };
+        bed.held.foreign_lock(&bed.state, &bed.inode, tested).unwrap()
+    };
     assert_eq!(foreign(None), in_the_way.err());
     assert!(locally(&local, (5, 9), OfdLock::Unlock));
     bed.lock(client, new(&open), LockType::Write, ALL).unwrap();
     let (file, mut step) = (file_id(&bed.inode), Step::new(NOW));
     let owner = (client, export_id(&bed.inode), b"l".as_slice());
-    let (_, lock) = bed.state.test_lock(owner, file, ALL, LockType::Read, &mut step).unwrap();
-    assert_eq!(foreign(lock), None, "its own lock is not in the way");
+    let tested = bed.state.test_lock(owner, file, ALL, LockType::Read, &mut step).unwrap();
+    assert_eq!(foreign(tested.own), None, "its own lock is not in the way");
 }
 
 #[test]
@@ -470,7 +473,10 @@ fn a_range_that_was_unlocked_denies_nothing_while_the_kernel_is_to_be_asked() {
     let low = LockRange { offset: 0, length: 10 };
     bed.state.unlock_range(a, &held, file, low, &mut later).unwrap();
     let wanted = piece(0, 9, LockKind::Write);
-    assert_eq!(bed.held.foreign_lock(&bed.state, &bed.inode, None, wanted), Ok(None));
+    assert_eq!(
+        bed.held.foreign_lock(&bed.state, &bed.inode, TestedLock { wanted, own: None }),
+        Ok(None)
+    );
     bed.lock(b, new(&of_b), LockType::WriteBlocking, low).expect("it is free");
     bed.perform(later);
     let local = bed.local_file();

@@ -16,8 +16,8 @@ use crate::local_conflicts;
 use crate::random::random_u64;
 use crate::recovery::Recovered;
 use crate::state::{
-    Callback, ChannelAttributes, Delegate, Effect, FileId, Limits, LockGrant, LockId, Message,
-    NotDelegated, Piece, Session, State, Step,
+    Callback, ChannelAttributes, Delegate, Effect, FileId, Limits, LockGrant, Message,
+    NotDelegated, Piece, Session, State, Step, TestedLock,
 };
 
 /// What a COMPOUND has besides the data of a READ or WRITE, in both directions.
@@ -181,12 +181,12 @@ impl Service {
     pub(crate) async fn foreign_lock(
         &self,
         inode: Arc<Inode>,
-        (wanted, lock): (Piece, Option<LockId>),
+        tested: TestedLock,
     ) -> Result<Option<Piece>, Status> {
         let attempt = || {
             let (held, inode) = (Arc::clone(&self.held_files), Arc::clone(&inode));
             let state = Arc::clone(&self.state);
-            self.engine.data(move || held.foreign_lock(&state, &inode, lock, wanted))
+            self.engine.data(move || held.foreign_lock(&state, &inode, tested))
         };
         self.vfs.with_descriptors(inode.root().device(), attempt).await
     }

@@ -61,6 +61,15 @@ pub(crate) struct LockGrant {
     pub(crate) is_writable: bool,
 }
 
+/// A lock that no other client's is in the way of. The kernel is to be asked for those of local
+/// programs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TestedLock {
+    pub(crate) wanted: Piece,
+    /// The lock state of the owner in the file, if it has one.
+    pub(crate) own: Option<LockId>,
+}
+
 impl From<Status> for LockFailure {
     fn from(status: Status) -> Self {
         Self::Status(status)
@@ -202,8 +211,7 @@ impl State {
         table.files.ranges(lock).map_or_else(|| vec![range], |ranges| ranges.gaps(range))
     }
 
-    /// LOCKT: whether a lock could be granted. Returns it, and what the owner holds in the file, to
-    /// ask the kernel.
+    /// LOCKT: whether a lock could be granted, as far as is known here.
     ///
     /// # Errors
     /// `Denied`; `Inval`; `Grace`.
@@ -214,7 +222,7 @@ impl State {
         range: LockRange,
         kind: LockType,
         step: &mut Step,
-    ) -> Result<(Piece, Option<LockId>), LockFailure> {
+    ) -> Result<TestedLock, LockFailure> {
         let mut table = self.lock();
         table.check_claim(client, false)?;
         let piece = Piece { range: Range::new(range)?, kind: kind.into() };
@@ -224,7 +232,7 @@ impl State {
             None => {
                 // The kernel is asked next. The records of those that have lost locks come first.
                 table.settle_records(step);
-                Ok((piece, table.files.lock_of(file, &owner)))
+                Ok(TestedLock { wanted: piece, own: table.files.lock_of(file, &owner) })
             }
         }
     }

@@ -53,7 +53,7 @@ pub(crate) use create_session::CreateSession;
 pub(crate) use delegation_table::DelegationTotals;
 pub(crate) use delegation_table::{Delegate, NotDelegated};
 pub(crate) use limits::Limits;
-pub(crate) use lock::{Conflict, Lock, LockFailure, LockGrant, LockTarget};
+pub(crate) use lock::{Conflict, Lock, LockFailure, LockGrant, LockTarget, TestedLock};
 pub(crate) use open::{IoState, OpenFile, OpenRoom};
 pub(crate) use ranges::{LockKind, Piece, Range};
 pub(crate) use registry::State;
