@@ -21,9 +21,10 @@ use crate::call::Incoming;
 use crate::call_trace::{self, Traced};
 use crate::connections::{Activity, ConnectionPermit};
 use crate::counters::{ClientCounters, Counter, Counters};
-use crate::dispatch::{self, Claimed, Ended, Verdict};
+use crate::dispatch::{self, Ended, Verdict};
 use crate::fair_queue::FlowHandle;
 use crate::moment::Moment;
+use crate::placement::{self, Claimed};
 use crate::procedures::{Programs, Thread};
 use crate::request::{Origin, Peer};
 use crate::service::Service;
@@ -358,13 +359,14 @@ impl Intake {
         };
         let outline = call.outline();
         let transfer = Transfer::new(written_bytes, outline.read_bytes);
-        let Claimed { device, limited } = dispatch::claimed(service, &call, &outline, peer.address);
+        let Claimed { device, limited } =
+            placement::claimed(service, &call, &outline, peer.address);
         let is_limited = limited.is_some();
         // Operations of a COMPOUND may work on exports that are not known yet.
         let charge = (is_limited || call.is_compound())
             .then(|| Charge::new(self, limited, (record_bytes, transfer), received));
         let has_one_call = activity.has_one_call();
-        let thread = dispatch::thread(&call, &outline, has_one_call);
+        let thread = placement::thread(&call, &outline, has_one_call);
         let share = Share::new(&device, activity.client());
         let is_alone = !is_limited && has_one_call && !has_more;
         let kind = service.counters.timing.is_on().then(|| outline.kind());

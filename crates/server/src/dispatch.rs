@@ -4,28 +4,24 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use io::{Device, WriteData};
-use proto::oncrpc::{
-    AcceptStat, AuthStat, CallError, RPC_VERSION, RejectStat, ReplyHeader, encode_success,
-};
+use io::WriteData;
+use proto::oncrpc::{AcceptStat, CallError, RPC_VERSION, RejectStat, ReplyHeader, encode_success};
 use proto::xdr::{Encode, Reader, Writer};
 use proto::{nfs3, nfs4};
 use rpc::record::MARK_ROOM;
 use rpc::server::{Link, Reply};
 
-use crate::call::{Call, Credential, Outline};
+use crate::call::Call;
 use crate::call_log::{self, Line};
 use crate::call_trace::{self, Traced};
 use crate::counters::{Counter, CounterSet, Operation as Counted, Tally};
 use crate::export;
-use crate::export::{Export, claimed_export_id};
 use crate::memory_plan::REPLY_HEAD_BYTES;
 use crate::moment::Moment;
 use crate::nfs3::{self as nfs, Arguments, Executed};
-use crate::procedures::{Operation, Procedure, Programs, Thread, ThreadRule};
-use crate::rate_limits::ExportLimits;
+use crate::procedures::{Operation, Procedure, Programs};
 use crate::reply_cache::{Begin, Replay, Wait};
-use crate::request::{Fault, Handled, Moved, Origin, Refusal, Request};
+use crate::request::{Fault, Handled, Moved, Origin, Refusal, Request, credential};
 use crate::service::Service;
 use crate::trace::{CallKey, Outcome};
 use crate::{mount3 as mount, nfs4 as compound, portmap as mapper};
@@ -53,89 +49,6 @@ impl Verdict {
             Self::Drop | Self::Close => 0,
         }
     }
-}
-
-/// A READ up to this long is tried on the connection's thread whatever else is going on there: the
-/// copy out of the page cache then costs less than a handover.
-const READ_HERE_BYTES_MAX: u32 = 64 * 1024;
-
-/// The thread that the work on a call begins on.
-///
-/// `alone`: the connection has no other call in progress. A long READ is then tried on its thread
-/// too, for no other call waits there: 1 MiB at a time from the page cache, one client, 2,209 to
-/// 2,742 MiB/s instead of 1,930 to 2,244. With more READs at work the copies are better spread.
-pub(crate) fn thread(call: &Call, outline: &Outline<'_>, alone: bool) -> Thread {
-    let Ok(row) = call.procedure else { return Thread::Network };
-    match row.thread {
-        ThreadRule::Always(thread) => thread,
-        ThreadRule::ByReadBytes => read_thread(outline, alone),
-        ThreadRule::ByOperations => compound_thread(outline, alone),
-    }
-}
-
-/// The thread for a READ, by the bytes that it asks for.
-fn read_thread(outline: &Outline<'_>, alone: bool) -> Thread {
-    match outline.read_bytes {
-        Some(bytes) if alone || bytes <= READ_HERE_BYTES_MAX => Thread::NetworkThenData,
-        _ => Thread::Data,
-    }
-}
-
-/// That of a COMPOUND, by its first operation that works on files.
-fn compound_thread(outline: &Outline<'_>, alone: bool) -> Thread {
-    use nfs4::OperationCode as Op;
-    match outline.work {
-        None => Thread::Network,
-        Some(Op::Getattr | Op::Lookup | Op::Access) => Thread::NetworkThenMetadata,
-        Some(Op::Write) => Thread::NetworkThenData,
-        Some(Op::Read) => read_thread(outline, alone),
-        Some(Op::Commit) => Thread::Data,
-        Some(_) => Thread::Metadata,
-    }
-}
-
-/// The device whose threads do the work on a call, from the export that the handle in its arguments
-/// claims to be of. A call without a handle, or with one of no export, waits for no disk, except
-/// MNT: its threads are those of no device.
-pub(crate) fn claimed(
-    service: &Service,
-    call: &Call,
-    outline: &Outline<'_>,
-    address: SocketAddr,
-) -> Claimed {
-    let exports = service.exports.load();
-    let export_of = |handle| exports.table.by_id(claimed_export_id(handle)?);
-    let engine = &service.engine;
-    let device = match outline.handle.and_then(export_of) {
-        Some(export) => exports.root(export).threads(engine).clone(),
-        None => engine.own_device().clone(),
-    };
-    let limited = |handle| {
-        let export = export_of(handle)?;
-        let limited = ExportLimits::of(export)?;
-        // A call that will be refused must not use up the limits of others.
-        is_admitted(service, export, handle, (call, address)).then_some(limited)
-    };
-    Claimed { device, limited: outline.current.and_then(limited) }
-}
-
-/// Whether a handle is authentic and its export admits the call.
-fn is_admitted(
-    service: &Service,
-    export: &Export,
-    handle: &[u8],
-    (call, address): (&Call, SocketAddr),
-) -> bool {
-    let (Ok(row), Ok((flavor, _))) = (call.procedure, credential(call)) else { return false };
-    let peer = export::Peer { address, purpose: row.purpose };
-    service.handle_key.open(handle).is_some() && export.admit(&peer, flavor).is_ok()
-}
-
-/// What follows from the export that the handle in a call's arguments claims to be of.
-pub(crate) struct Claimed {
-    pub(crate) device: Device,
-    /// The limits of the export that the work begins on, if it has any and admits the call.
-    pub(crate) limited: Option<ExportLimits>,
 }
 
 /// The status of a call for the recorder: that of its results, or what was done in their place.
@@ -342,21 +255,6 @@ fn request<'a>(
     let (fault, tally) = (Fault::default(), Tally::new(&service.counters, origin.client));
     let (xid, received, record) = (call.xid, origin.received, origin.record);
     Ok(Request { service, xid, received, record, peer, flavor, credential, fault, tally })
-}
-
-/// The flavor of a call's credential, and the ids in it. A flavor that is not interpreted is
-/// denied.
-fn credential(call: &Call) -> Result<(export::Flavor, Option<export::Credential<'_>>), Refusal> {
-    match &call.credential {
-        Credential::None => Ok((export::Flavor::None, None)),
-        Credential::Sys(sys) => {
-            let ids = export::Credential { uid: sys.uid, gid: sys.gid, groups: &sys.gids };
-            Ok((export::Flavor::Sys, Some(ids)))
-        }
-        Credential::Other { .. } => {
-            Err(Refusal::Denied(RejectStat::AuthError(AuthStat::RejectedCred)))
-        }
-    }
 }
 
 /// Runs an NFSv3 procedure that must not run twice, unless the call repeats another.

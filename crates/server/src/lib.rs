@@ -31,6 +31,7 @@ mod mount_list;
 mod network_threads;
 mod nfs3;
 mod nfs4;
+mod placement;
 mod portmap;
 mod procedures;
 mod random;

@@ -5,10 +5,11 @@ use std::sync::{Arc, OnceLock};
 
 use io::{Buffer, Payload, Share};
 use proto::nfs3::FileHandle;
-use proto::oncrpc::{AcceptStat, RejectStat};
+use proto::oncrpc::{AcceptStat, AuthStat, RejectStat};
 use proto::xdr::DecodeError;
 use rpc::server::{Link, Receipt};
 
+use crate::call::{Call, Credential};
 use crate::counters::{ClientCounters, Tally};
 use crate::export::{self, claimed_export_id};
 use crate::fs::Status;
@@ -81,6 +82,23 @@ impl Request<'_> {
             received: self.received,
             record: self.record,
             outlasts: false,
+        }
+    }
+}
+
+/// The flavor of a call's credential, and the ids in it. A flavor that is not interpreted is
+/// denied.
+pub(crate) fn credential(
+    call: &Call,
+) -> Result<(export::Flavor, Option<export::Credential<'_>>), Refusal> {
+    match &call.credential {
+        Credential::None => Ok((export::Flavor::None, None)),
+        Credential::Sys(sys) => {
+            let ids = export::Credential { uid: sys.uid, gid: sys.gid, groups: &sys.gids };
+            Ok((export::Flavor::Sys, Some(ids)))
+        }
+        Credential::Other { .. } => {
+            Err(Refusal::Denied(RejectStat::AuthError(AuthStat::RejectedCred)))
         }
     }
 }

@@ -7,7 +7,7 @@ use proto::{mount3, portmap};
 use super::*;
 use crate::config::NfsVersions;
 use crate::counters::Operation as Counted;
-use crate::dispatch;
+use crate::placement;
 use crate::procedures::Thread;
 
 const FILES: Programs = Programs::Files(NfsVersions::V3);
@@ -102,7 +102,7 @@ fn versions_that_are_not_served_are_never_taken_for_served_ones() {
             let call = received(call);
             assert!(call.procedure.is_err() && call.nfs3().is_none(), "{version:?} {code}");
             assert_eq!(
-                dispatch::thread(&call, &call.outline(), true),
+                placement::thread(&call, &call.outline(), true),
                 Thread::Network,
                 "{version:?} {code}"
             );
@@ -183,7 +183,7 @@ fn a_read_begins_by_its_length() {
     let thread = |count, alone| {
         let file = FileHandle::new(&[1]).unwrap();
         let call = received(call(NFS, P::Read.code(), &nfs3::ReadArgs { file, offset: 0, count }));
-        dispatch::thread(&call, &call.outline(), alone)
+        placement::thread(&call, &call.outline(), alone)
     };
     let small = 64 * 1024;
     assert_eq!(thread(small, false), Thread::NetworkThenData);
