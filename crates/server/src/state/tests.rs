@@ -81,6 +81,21 @@ pub(super) fn call_of(client: ClientId) -> CreateSession {
     }
 }
 
+/// An OPEN of [`FILE`] for reading and writing.
+pub(super) fn open_call(client: ClientId) -> OpenFile<'static> {
+    OpenFile {
+        client,
+        owner: b"o",
+        file: FILE,
+        export: EXPORT,
+        access: ShareAccess::Both,
+        deny: ShareDeny::None,
+        cuts: false,
+        is_reclaim: false,
+        user: 0,
+    }
+}
+
 /// A state, with its time and the effects so far.
 struct Bed {
     state: State,
@@ -105,13 +120,13 @@ impl Bed {
         (client, self.state.session(made.unwrap().session).unwrap())
     }
 
-    /// The same, and it may open files.
     /// A client that has the file open for reading and writing.
     fn client_with_open(&mut self, owner: &[u8]) -> (ClientId, Stateid) {
         let client = self.client(owner);
         (client, self.open(client, ShareAccess::Both, ShareDeny::None).stateid)
     }
 
+    /// A confirmed client with a session that may open files.
     fn client(&mut self, owner: &[u8]) -> ClientId {
         let (client, _) = self.begin_client(owner);
         self.reclaim_complete(client).unwrap();
@@ -129,17 +144,7 @@ impl Bed {
         is_reclaim: bool,
     ) -> Result<Opened, Status> {
         let (access, deny) = share;
-        let call = OpenFile {
-            client,
-            owner: b"o",
-            file: FILE,
-            export: EXPORT,
-            access,
-            deny,
-            cuts: false,
-            is_reclaim,
-            user: 0,
-        };
+        let call = OpenFile { access, deny, is_reclaim, ..open_call(client) };
         self.state.open(&call, &mut self.step)
     }
 
@@ -644,18 +649,7 @@ fn waiting_locks_are_bounded_for_each_client_and_in_all_files() {
     let mut bed = Bed::new(limits, Vec::new());
     let holder = bed.client(b"h");
     let open = |state: &State, client, file| {
-        let (access, deny) = (ShareAccess::Both, ShareDeny::None);
-        let call = OpenFile {
-            client,
-            owner: b"o",
-            file,
-            export: EXPORT,
-            access,
-            deny,
-            cuts: false,
-            is_reclaim: false,
-            user: 0,
-        };
+        let call = OpenFile { file, ..open_call(client) };
         state.open(&call, &mut Step::new(Duration::ZERO)).unwrap().stateid
     };
     let lock = |state: &State, client, file, kind, now| {
@@ -707,19 +701,8 @@ fn state_of_a_retired_export_is_revoked_until_it_is_freed() {
     let other = bed.client(b"other");
     let open = bed.open(client, ShareAccess::Both, ShareDeny::None).stateid;
     let lock = bed.lock(client, &open, LockType::Write, ALL).unwrap();
-    let (access, deny, now) = (ShareAccess::Both, ShareDeny::None, bed.step.now);
-    let (export, is_reclaim, user) = (ExportId(7), false, 0);
-    let call = OpenFile {
-        client,
-        owner: b"o",
-        file: FILE,
-        export,
-        access,
-        deny,
-        cuts: false,
-        is_reclaim,
-        user,
-    };
+    let (export, now) = (ExportId(7), bed.step.now);
+    let call = OpenFile { export, ..open_call(client) };
     let kept = bed.state.open(&call, &mut bed.step).unwrap();
     assert!(kept.is_new, "an owner has an open in each export");
     bed.taken();
@@ -734,7 +717,7 @@ fn state_of_a_retired_export_is_revoked_until_it_is_freed() {
     for stateid in [open, lock] {
         let revoked = Err(Status::AdminRevoked);
         assert_eq!(bed.state.test_stateid(client, &stateid), revoked);
-        assert_eq!(bed.check_io(client, &stateid, access).map(drop), revoked);
+        assert_eq!(bed.check_io(client, &stateid, ShareAccess::Both).map(drop), revoked);
         assert_eq!(bed.state.test_stateid(other, &stateid), Err(Status::BadStateid));
         let freed = |client| bed.state.free_stateid(client, &stateid, &mut Step::new(now));
         assert_eq!(freed(other), Err(Status::BadStateid));
@@ -810,18 +793,7 @@ fn opens_and_locks_of_a_client_are_bounded() {
     let mut bed = Bed::new(limits, Vec::new());
     let client = bed.client(b"c");
     let open = |file| {
-        let (access, deny) = (ShareAccess::Both, ShareDeny::None);
-        let call = OpenFile {
-            client,
-            owner: b"o",
-            file,
-            export: EXPORT,
-            access,
-            deny,
-            cuts: false,
-            is_reclaim: false,
-            user: 0,
-        };
+        let call = OpenFile { file, ..open_call(client) };
         bed.state.open(&call, &mut Step::new(Duration::ZERO)).map(|opened| opened.stateid)
     };
     open(FileId(2)).unwrap();
@@ -863,11 +835,7 @@ fn room_that_was_taken_for_an_open_goes_to_no_other() {
     let limits = Limits { peer_opens_max: 2, peer_names_bytes_max: 9, ..Limits::default() };
     let mut bed = Bed::new(limits, Vec::new());
     let client = bed.client(b"c");
-    let call = |owner: &'static [u8], file| {
-        let (access, deny) = (ShareAccess::Both, ShareDeny::None);
-        let (export, is_reclaim, user) = (EXPORT, false, 0);
-        OpenFile { client, owner, file, export, access, deny, cuts: false, is_reclaim, user }
-    };
+    let call = |owner: &'static [u8], file| OpenFile { owner, file, ..open_call(client) };
     let state = &bed.state;
     let open = |owner, file| {
         let opened = state.open(&call(owner, file), &mut Step::new(Duration::ZERO));
@@ -896,20 +864,8 @@ fn owners_of_a_file_are_bounded() {
     let limits = Limits { file_opens_max: 2, file_lock_owners_max: 2, ..Limits::default() };
     let mut bed = Bed::new(limits, Vec::new());
     let client = bed.client(b"c");
-    let (access, deny) = (ShareAccess::Both, ShareDeny::None);
     let open = |file, owner: &[u8]| {
-        let export = EXPORT;
-        let call = OpenFile {
-            client,
-            owner,
-            file,
-            export,
-            access,
-            deny,
-            cuts: false,
-            is_reclaim: false,
-            user: 0,
-        };
+        let call = OpenFile { owner, file, ..open_call(client) };
         bed.state.open(&call, &mut Step::new(Duration::ZERO)).map(|opened| opened.stateid)
     };
     open(FILE, b"a").unwrap();
@@ -939,10 +895,7 @@ fn one_address_leaves_opens_and_locks_of_a_file_to_others() {
     let mut bed = Bed::new(limits, Vec::new());
     let [greedy, other] = [b"g", b"o"].map(|owner| bed.client(owner));
     let open = |bed: &mut Bed, owner: usize| {
-        let (access, deny, name) = (ShareAccess::Both, ShareDeny::None, owner.to_be_bytes());
-        let (client, file, export, is_reclaim) = (greedy, FILE, EXPORT, false);
-        let (owner, cuts, user) = (name.as_slice(), false, 0);
-        let call = OpenFile { client, owner, file, export, access, deny, cuts, is_reclaim, user };
+        let call = OpenFile { owner: &owner.to_be_bytes(), ..open_call(greedy) };
         bed.state.open(&call, &mut bed.step)
     };
     let first = open(&mut bed, 0).unwrap().stateid;
@@ -989,18 +942,7 @@ fn a_client_at_its_own_bound_costs_no_other_its_courtesy() {
     bed.step.now = LEASE * 2;
     let client = bed.client(b"c");
     bed.open(client, ShareAccess::Read, ShareDeny::None);
-    let (access, deny) = (ShareAccess::Read, ShareDeny::None);
-    let call = OpenFile {
-        client,
-        owner: b"p",
-        file: FILE,
-        export: EXPORT,
-        access,
-        deny,
-        cuts: false,
-        is_reclaim: false,
-        user: 0,
-    };
+    let call = OpenFile { owner: b"p", access: ShareAccess::Read, ..open_call(client) };
     let refused = bed.state.open(&call, &mut bed.step);
     assert_eq!(refused, Err(Status::Delay));
     assert_eq!(bed.check_io(late, &stateid, ShareAccess::Read), Ok(IoState::Opened));
@@ -1097,10 +1039,7 @@ fn names_of_owners_are_bounded_for_each_address_and_in_total() {
     let [a, a2, b, c] = [&b"a"[..], b"a2", b"b", b"c"].map(|owner| bed.client(owner));
     let name = [7; 100];
     let open = |client, owner, file| {
-        let (access, deny, export) = (ShareAccess::Both, ShareDeny::None, EXPORT);
-        let (file, is_reclaim, user) = (FileId(file), false, 0);
-        let call =
-            OpenFile { client, owner, file, export, access, deny, cuts: false, is_reclaim, user };
+        let call = OpenFile { owner, file: FileId(file), ..open_call(client) };
         bed.state.open(&call, &mut Step::new(Duration::ZERO)).map(|opened| opened.stateid)
     };
     let stateid = open(a, &name, 1).unwrap();

@@ -3,12 +3,8 @@
 
 use proptest::prelude::*;
 
-use super::super::tests::{CHANNEL, LEASE, call_of, config, exchange, state_with};
-use proto::nfs4::{ShareAccess, ShareDeny};
-
-use super::super::{
-    ChannelAttributes, CreateSession, ExportId, FileId, Limits, OpenFile, State, Step,
-};
+use super::super::tests::{CHANNEL, LEASE, call_of, config, exchange, open_call, state_with};
+use super::super::{ChannelAttributes, CreateSession, Limits, State, Step};
 use super::*;
 
 #[derive(Clone, Debug)]
@@ -355,20 +351,7 @@ fn new_owners_of_one_address_neither_fill_the_table_nor_cost_others_their_state(
     confirm(late, Duration::ZERO).unwrap();
     let mut step = Step::new(Duration::ZERO);
     state.reclaim_complete(late, false, &mut step).unwrap();
-    let (access, deny) = (ShareAccess::Read, ShareDeny::None);
-    let (file, export) = (FileId(1), ExportId(0));
-    let call = OpenFile {
-        client: late,
-        owner: b"o",
-        file,
-        export,
-        access,
-        deny,
-        cuts: false,
-        is_reclaim: false,
-        user: 0,
-    };
-    state.open(&call, &mut step).unwrap();
+    state.open(&open_call(late), &mut step).unwrap();
     // It is late now, and stays as a courtesy.
     let now = LEASE * 2;
     let waiting = make(b"waiting", now).unwrap();

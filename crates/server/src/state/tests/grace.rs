@@ -165,17 +165,7 @@ fn a_client_that_is_cut_off_has_time_to_free_what_was_revoked_when_it_is_back() 
     let (client, session) = bed.begin_client(b"c");
     bed.reclaim_complete(client).unwrap();
     bed.open(client, ShareAccess::Read, ShareDeny::None);
-    let call = |export| OpenFile {
-        client,
-        owner: b"o",
-        file: FILE,
-        export,
-        access: ShareAccess::Read,
-        deny: ShareDeny::None,
-        cuts: false,
-        is_reclaim: false,
-        user: 0,
-    };
+    let call = |export| OpenFile { export, access: ShareAccess::Read, ..open_call(client) };
     let retired = ExportId(7);
     let stateid = bed.state.open(&call(retired), &mut bed.step).unwrap().stateid;
     settled(&mut bed);

@@ -293,15 +293,11 @@ impl Model {
         deny: ShareDeny,
     ) -> Result<(), TestCaseError> {
         let call = OpenFile {
-            client: self.clients[client].0,
             owner: &[owner],
             file: FileId(file),
-            export: EXPORT,
             access,
             deny,
-            cuts: false,
-            is_reclaim: false,
-            user: 0,
+            ..open_call(self.clients[client].0)
         };
         let result = self.bed.state.open(&call, &mut self.bed.step);
         self.note_forgotten()?;
