@@ -49,6 +49,8 @@ mod skip;
 mod state;
 mod state_dir;
 mod stay_permits;
+#[cfg(test)]
+mod test_server;
 pub mod trace;
 mod vfs;
 mod write_order;

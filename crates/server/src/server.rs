@@ -511,14 +511,6 @@ mod tests {
     use std::net::{Ipv4Addr, TcpStream};
     use std::time::Instant;
 
-    use io::{IoMode, IoPolicy};
-    use proto::nfs3::{self, FileHandle};
-    use proto::oncrpc::{CallHeader, Credential};
-    use proto::portmap as mapper;
-    use proto::xdr::{Encode, Writer};
-    use rpc::record::in_fragments;
-    use tempfile::TempDir;
-
     use super::*;
     use crate::config::{ListenAddress, Overrides};
     use crate::export::{Flavor, Object, Peer, Purpose};
@@ -526,15 +518,13 @@ mod tests {
     use crate::moment::Moment;
     use crate::rate_limits::{ExportLimits, Use};
     use crate::skip::skip_in_ci_too;
-
-    fn config(dir: &Path, settings: &str, modes: &str) -> Config {
-        let text = format!(
-            "listen = \"127.0.0.1:0\"\nstate_dir = {:?}\n{settings}\n[[export]]\npath = {:?}\n{modes}",
-            dir.join("state"),
-            dir.join("export"),
-        );
-        Config::parse(&text, Path::new("test.toml"), &Overrides::default()).unwrap()
-    }
+    use crate::test_server::{config, directory, root};
+    use io::{IoMode, IoPolicy};
+    use proto::nfs3::{self, FileHandle};
+    use proto::oncrpc::{CallHeader, Credential};
+    use proto::portmap as mapper;
+    use proto::xdr::{Encode, Writer};
+    use rpc::record::in_fragments;
 
     fn resolve(server: &Server, handle: &FileHandle) -> (Caller, Object) {
         let peer = Peer { address: "127.0.0.1:700".parse().unwrap(), purpose: Purpose::Data };
@@ -573,8 +563,7 @@ mod tests {
         if TcpListener::bind("[::1]:0").is_err() {
             return skip_in_ci_too("no IPv6");
         }
-        let dir = TempDir::new().unwrap();
-        std::fs::create_dir(dir.path().join("export")).unwrap();
+        let dir = directory();
         let text = format!("[[export]]\npath = {:?}", dir.path().join("export"));
         let accepts = |listen: &[SocketAddr], metrics: Option<SocketAddr>| {
             let state_dir = Some(dir.path().join("state"));
@@ -600,8 +589,7 @@ mod tests {
     #[tokio::test]
     async fn version_3_alone_keeps_no_records_of_clients() {
         for (versions, keeps_records) in [("\"3\"", false), ("\"3\", \"4.2\"", true)] {
-            let dir = TempDir::new().unwrap();
-            std::fs::create_dir(dir.path().join("export")).unwrap();
+            let dir = directory();
             let settings = format!("nfs_versions = [{versions}]");
             let server = Server::start(config(dir.path(), &settings, "")).await.unwrap();
             assert_eq!(server.service.serves_v4(), keeps_records);
@@ -612,8 +600,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_server_is_watched_while_all_its_threads_run() {
-        let dir = TempDir::new().unwrap();
-        std::fs::create_dir(dir.path().join("export")).unwrap();
+        let dir = directory();
         let mut server = Server::start(config(dir.path(), "", "")).await.unwrap();
         let (alive, mut signs) = tokio::sync::mpsc::unbounded_channel();
         // The clock ticks once in a second, and so a sign comes as often.
@@ -636,8 +623,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_portmapper_answers_a_client_that_has_used_up_a_limit() {
-        let dir = TempDir::new().unwrap();
-        std::fs::create_dir(dir.path().join("export")).unwrap();
+        let dir = directory();
         let limits = "bytes_per_sec = \"64KiB\"";
         let mut server = Server::start(config(dir.path(), "", limits)).await.unwrap();
         let exports = server.service.exports.load_full();
@@ -684,8 +670,7 @@ mod tests {
     #[tokio::test]
     async fn the_first_call_is_timed_if_there_are_metrics() {
         for (settings, timed) in [("metrics = \"127.0.0.1:0\"", 1), ("", 0)] {
-            let dir = TempDir::new().unwrap();
-            std::fs::create_dir(dir.path().join("export")).unwrap();
+            let dir = directory();
             let server = Server::start(config(dir.path(), settings, "")).await.unwrap();
             let (address, program) = (server.local_addrs()[0], (nfs3::PROGRAM, nfs3::VERSION));
             let _: [u8; 28] = call(address, program, nfs3::Procedure::Null.code(), &[]);
@@ -705,8 +690,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_reload_that_would_export_the_state_directory_in_use_is_refused() {
-        let dir = TempDir::new().unwrap();
-        std::fs::create_dir(dir.path().join("export")).unwrap();
+        let dir = directory();
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(dir.path(), &link).unwrap();
         let server = Server::start(config(&link, "", "")).await.unwrap();
@@ -723,8 +707,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_state_directory_that_its_making_puts_into_an_export_is_refused() {
-        let dir = TempDir::new().unwrap();
-        std::fs::create_dir(dir.path().join("export")).unwrap();
+        let dir = directory();
         let state_dir = dir.path().join("missing/../export/state");
         let export = dir.path().join("export");
         let text = format!(
@@ -738,12 +721,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_reload_is_in_force_from_the_next_request_on() {
-        let dir = TempDir::new().unwrap();
-        std::fs::create_dir(dir.path().join("export")).unwrap();
+        let dir = directory();
         let server = Server::start(config(dir.path(), "", "")).await.unwrap();
-        let exports = server.service.exports.load_full();
-        let export = exports.table.iter().next().unwrap();
-        let handle = server.service.seal(exports.root(export), exports.root(export).handle);
+        let root = root(&server);
+        let handle = server.service.seal(&root, root.handle);
 
         let (_, object) = resolve(&server, &handle);
         assert_eq!(object.policy, IoPolicy::default());
@@ -754,7 +735,7 @@ mod tests {
         let settings = "read_ahead = false\nsplice = false\ntrace = [\"write_split\"]";
         let modes = "io_cache_read = \"direct\"\nio_cache_write = \"dontcache\"";
         let changes = server.reload(&config(dir.path(), settings, modes)).await.unwrap();
-        let changed = format!("changed {}", export.name);
+        let changed = format!("changed {}", root.name());
         let expected = "read_ahead = false, splice = false, tracing write_split";
         assert_eq!(changes, format!("{changed}, {expected}"));
         let (_, object) = resolve(&server, &handle);

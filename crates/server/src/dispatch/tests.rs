@@ -4,7 +4,6 @@
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::os::fd::AsFd;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use proto::nfs3::{CreatedReply, DirOp, MkdirArgs, SetAttributes};
@@ -17,9 +16,9 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 use super::*;
-use crate::config::{Config, Overrides};
 use crate::inode_cache::ExclusiveGuard;
 use crate::server::Server;
+use crate::test_server::{config, directory, root};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const XID: u32 = 77;
@@ -33,22 +32,14 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        let dir = TempDir::new().unwrap();
-        std::fs::create_dir(dir.path().join("export")).unwrap();
-        let text = format!(
-            "listen = \"127.0.0.1:0\"\nstate_dir = {:?}\n[[export]]\npath = {:?}\n\
-             squash = \"none\"\nsync = false",
-            dir.path().join("state"),
-            dir.path().join("export"),
-        );
-        let config = Config::parse(&text, Path::new("test.toml"), &Overrides::default()).unwrap();
+        let dir = directory();
+        let config = config(dir.path(), "", "squash = \"none\"\nsync = false");
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.unwrap();
         let server = runtime.block_on(Server::start(config)).unwrap();
-        let exports = server.service().exports.load_full();
-        let export = exports.table.iter().next().unwrap();
-        let root = server.service().seal(exports.root(export), exports.root(export).handle);
+        let root = root(&server);
+        let root = server.service().seal(&root, root.handle);
         Self { runtime, server, root, _dir: dir }
     }
 
@@ -57,9 +48,8 @@ impl Rig {
         // One change puts the directory into the cache.
         ok(&self.client().call(&self.mkdir(1, b"before")));
         let service = self.server.service();
-        let exports = service.exports.load_full();
-        let root = exports.root(exports.table.iter().next().unwrap());
-        let directory = service.vfs.find_open(root, root.handle).expect("it was just changed");
+        let root = root(&self.server);
+        let directory = service.vfs.find_open(&root, root.handle).expect("it was just changed");
         self.runtime.block_on(directory.lock.exclusive())
     }
 

@@ -9,10 +9,10 @@ use rustix::fs::Mode;
 
 use super::Vfs;
 use super::read_data::Read;
-use crate::config::{Config, Overrides};
 use crate::fs::{Caller, OpenedFor, PATH_ONLY};
 use crate::inode_cache::{Attributes, Inode, InodeKey, Permitted, Reading};
 use crate::server::Server;
+use crate::test_server::{config, root};
 use crate::trace::CallId;
 
 /// A file that may be read.
@@ -53,22 +53,15 @@ impl Readable {
 
 /// A server of the directory `export` in `dir`.
 pub(super) async fn serve(dir: &Path) -> Server {
-    let text = format!(
-        "listen = \"127.0.0.1:0\"\nstate_dir = {:?}\n[[export]]\npath = {:?}",
-        dir.join("state"),
-        dir.join("export"),
-    );
-    let config = Config::parse(&text, Path::new("test.toml"), &Overrides::default()).unwrap();
-    Server::start(config).await.unwrap()
+    Server::start(config(dir, "", "")).await.unwrap()
 }
 
 /// Opens the object at `path` of its only export.
 pub(super) async fn open(server: &Server, path: &Path) -> Arc<Inode> {
-    let (vfs, exports) = (&server.service().vfs, server.service().exports.load_full());
-    let root = exports.root(exports.table.iter().next().unwrap());
+    let (vfs, root) = (&server.service().vfs, root(server));
     let opened = rustix::fs::open(path, PATH_ONLY, Mode::empty()).unwrap();
     let handle = root.identify(opened.as_fd()).unwrap();
     let (fd, attributes) = root.open(&handle).unwrap();
-    let room = vfs.room(&InodeKey::new(root, handle), root.device()).await;
-    vfs.inode_cache.add(Arc::clone(root), handle, attributes.file_type, (fd, room))
+    let room = vfs.room(&InodeKey::new(&root, handle), root.device()).await;
+    vfs.inode_cache.add(root, handle, attributes.file_type, (fd, room))
 }

@@ -1,6 +1,5 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
-use std::path::Path;
 use std::sync::OnceLock;
 use std::thread;
 
@@ -14,12 +13,12 @@ use tempfile::TempDir;
 use tokio::task::JoinSet;
 
 use super::*;
-use crate::config::{Config, Overrides};
 use crate::connections::ConnectionPermit;
 use crate::procedures::Programs;
 use crate::request::Peer;
 use crate::server::Server;
 use crate::state::ConnectionId;
+use crate::test_server::{config, directory};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 /// As many as a lane has, or more.
@@ -56,15 +55,8 @@ struct Rig {
 
 impl Rig {
     async fn new() -> (Self, Receiver<SocketReader>) {
-        let dir = TempDir::new().unwrap();
-        let export = dir.path().join("export");
-        std::fs::create_dir(&export).unwrap();
-        let text = format!(
-            "listen = \"127.0.0.1:0\"\nstate_dir = {:?}\n[[export]]\npath = {export:?}",
-            dir.path().join("state"),
-        );
-        let config = Config::parse(&text, Path::new("test.toml"), &Overrides::default()).unwrap();
-        let server = Server::start(config).await.unwrap();
+        let dir = directory();
+        let server = Server::start(config(dir.path(), "", "")).await.unwrap();
         let service = Arc::clone(server.service());
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -19,10 +19,10 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 use super::*;
-use crate::config::{Config, Overrides};
 use crate::inode_cache::ExclusiveGuard;
 use crate::server::Server;
 use crate::skip::{skip, skip_in_ci_too};
+use crate::test_server::{config, directory, root};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const USER: u32 = 1000;
@@ -39,27 +39,20 @@ struct Rig {
 
 impl Rig {
     fn new(mode: &str) -> Self {
-        let dir = TempDir::new().unwrap();
-        let export = dir.path().join("export");
-        std::fs::create_dir(&export).unwrap();
-        let path = export.join("f");
+        let dir = directory();
+        let path = dir.path().join("export/f");
         std::fs::write(&path, "").unwrap();
         set_mode(&path, 0o666);
-        let text = format!(
-            "listen = \"127.0.0.1:0\"\nstate_dir = {:?}\n[[export]]\npath = {export:?}\n\
-             squash = \"none\"\nio_cache_write = \"{mode}\"",
-            dir.path().join("state"),
-        );
-        let config = Config::parse(&text, Path::new("test.toml"), &Overrides::default()).unwrap();
+        let rules = format!("squash = \"none\"\nio_cache_write = \"{mode}\"");
+        let config = config(dir.path(), "", &rules);
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.unwrap();
         let server = runtime.block_on(Server::start(config)).unwrap();
-        let exports = server.service().exports.load_full();
-        let root = exports.root(exports.table.iter().next().unwrap());
+        let root = root(&server);
         let opened = rustix::fs::open(&path, crate::fs::PATH_ONLY, rustix::fs::Mode::empty());
         let handle = root.identify(opened.unwrap().as_fd()).unwrap();
-        let file = server.service().seal(root, handle);
+        let file = server.service().seal(&root, handle);
         Self { runtime, server, file, path, _dir: dir }
     }
 
@@ -74,9 +67,7 @@ impl Rig {
         self.client(0).write(0, b"", StableHow::Unstable).unwrap();
         let service = self.server.service();
         let handle = service.handle_key.open(self.file.as_bytes()).unwrap();
-        let exports = service.exports.load_full();
-        let root = exports.root(exports.table.iter().next().unwrap());
-        service.vfs.find_open(root, handle.kernel).expect("it was just written to")
+        service.vfs.find_open(&root(&self.server), handle.kernel).expect("it was just written to")
     }
 
     /// Keeps WRITEs waiting until it is dropped.
