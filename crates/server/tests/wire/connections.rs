@@ -127,12 +127,7 @@ fn with_a_frozen_disk() -> Option<(Fixture, Mounted, Client, Frozen, Vec<u8>)> {
     if !is_root() {
         return None;
     }
-    let mut disk = None;
-    let fixture = Fixture::prepared(NETWORK, |dir| disk = Mounted::ext4_export(dir));
-    if disk.is_none() {
-        skip("no loop device here");
-    }
-    let disk = disk?;
+    let (fixture, disk) = Fixture::over(NETWORK, Mounted::ext4_export)?;
     let (mut client, root) = fixture.mounted();
     let object = client.create(root, "f");
     let frozen = Frozen::at(&fixture.path("export"));

@@ -113,12 +113,11 @@ fn a_full_disk_shortens_a_write_and_then_refuses() {
     if !is_root() {
         return;
     }
-    let mut mount = None;
-    let fixture = Fixture::prepared(
+    let over = Fixture::over(
         "[[export]]\npath = \"$DIR/export\"\nname = \"/export\"\nsquash = \"none\"",
-        |dir| mount = Mounted::tmpfs(&dir.join("export"), 512),
+        |dir| Mounted::tmpfs_export(dir, 512),
     );
-    let Some(_mount) = mount else { return skip("nothing can be mounted here") };
+    let Some((fixture, _mount)) = over else { return };
     let (mut client, root) = fixture.mounted();
     let file = client.create(root, "f");
     let data: Vec<u8> = (0..1 << 20).map(|i: u32| i.to_le_bytes()[1]).collect();

@@ -64,6 +64,20 @@ impl Fixture {
         fixture
     }
 
+    /// As [`Self::prepared`], over what `prepare` mounts. `None`, with the reason printed, where
+    /// that cannot be mounted.
+    pub(crate) fn over<M>(
+        config: &str,
+        prepare: impl FnOnce(&Path) -> Option<M>,
+    ) -> Option<(Self, M)> {
+        let mut mounted = None;
+        let fixture = Self::prepared(config, |dir| mounted = prepare(dir));
+        if mounted.is_none() {
+            skip("nothing can be mounted here");
+        }
+        Some((fixture, mounted?))
+    }
+
     /// Serves `/export` to clients that are trusted, with READs and WRITEs in these modes, after
     /// `settings`.
     pub(crate) fn in_modes(settings: &str, read: &str, write: &str) -> Self {
@@ -278,6 +292,11 @@ impl Mounted {
         let size = format!("size={kib}k,mode=777");
         run("mount", &["-t", "tmpfs", "-o", &size, "tmpfs", at.to_str().unwrap()])
             .then(|| Self(at.to_owned()))
+    }
+
+    /// Mounts a tmpfs of so many KiB in the directory of a test as what is exported.
+    pub(crate) fn tmpfs_export(dir: &Path, kib: u32) -> Option<Self> {
+        Self::tmpfs(&dir.join("export"), kib)
     }
 
     /// Shows a directory at another place; `None` where that is not allowed.

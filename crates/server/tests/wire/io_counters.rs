@@ -6,7 +6,6 @@ use spillway_server::counters::Counter::{self, *};
 use crate::client::{Client, ok, refusal};
 use crate::fixture::{Fixture, Mounted, in_modes, is_root};
 use crate::local_file::{LocalFile, content};
-use crate::skip::skip;
 
 /// All counters of a route. (How long a READ took decides which thread served it, which is none.)
 const WAYS: [Counter; 19] = [
@@ -206,11 +205,9 @@ fn impossible_direct_io_is_counted() {
     if !is_root() {
         return;
     }
-    let mut mount = None;
-    let fixture = Fixture::prepared(&in_modes("", "direct", "direct"), |dir| {
-        mount = Mounted::tmpfs(&dir.join("export"), 8 << 10);
-    });
-    let Some(_mount) = mount else { return skip("nothing can be mounted here") };
+    let config = in_modes("", "direct", "direct");
+    let over = Fixture::over(&config, |dir| Mounted::tmpfs_export(dir, 8 << 10));
+    let Some((fixture, _mount)) = over else { return };
     let (mut client, root) = fixture.mounted();
     let file = client.create(root, "f");
     let data = content(1, 0, 600_007);
@@ -333,11 +330,9 @@ fn bytes_are_counted_when_they_are_in_the_file() {
     }
     const PATHS: [Counter; 3] = [WritePageCacheBytes, WriteWindowBytes, WriteDirectBytes];
     for mode in ["buffered", "dontcache", "direct", "auto"] {
-        let mut mount = None;
-        let fixture = Fixture::prepared(&in_modes("", "auto", mode), |dir| {
-            mount = Mounted::tmpfs(&dir.join("export"), 512);
-        });
-        let Some(_mount) = mount else { return skip("nothing can be mounted here") };
+        let config = in_modes("", "auto", mode);
+        let over = Fixture::over(&config, |dir| Mounted::tmpfs_export(dir, 512));
+        let Some((fixture, _mount)) = over else { return };
         let (mut client, root) = fixture.mounted();
         let file = client.create(root, "f");
         let data = vec![1; 1 << 20];

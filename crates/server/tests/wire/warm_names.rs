@@ -229,13 +229,8 @@ fn a_change_of_rights_counts_for_the_next_access() {
 
 #[test]
 fn a_mount_that_changes_counts_for_the_next_access() {
-    let mut mounted = None;
-    let fixture = Fixture::prepared(TRUSTING, |dir| {
-        mounted = Mounted::tmpfs(&dir.join("export"), 1024);
-    });
-    if mounted.is_none() {
-        return skip("nothing can be mounted here");
-    }
+    let over = Fixture::over(TRUSTING, |dir| Mounted::tmpfs_export(dir, 1024));
+    let Some((fixture, _mount)) = over else { return };
     let (mut client, root) = fixture.mounted();
     let file = fixture.exported("f");
     std::fs::write(&file, "").unwrap();
@@ -262,15 +257,10 @@ fn a_mount_that_changes_counts_for_the_next_access() {
 /// A server with one metadata thread, on a file system of its own. `None`, with the reason printed,
 /// if there can be none.
 fn with_one_metadata_thread() -> Option<(Fixture, Mounted)> {
-    let mut mounted = None;
-    let fixture = Fixture::prepared(&format!("metadata_threads = 1\n{TRUSTING}"), |dir| {
-        mounted = Mounted::ext4_export(dir);
-    });
-    if mounted.is_none() {
-        skip("nothing can be mounted here");
-    }
-    set_mode(&fixture.exported(""), 0o777);
-    Some((fixture, mounted?))
+    let config = format!("metadata_threads = 1\n{TRUSTING}");
+    let over = Fixture::over(&config, Mounted::ext4_export)?;
+    set_mode(&over.0.exported(""), 0o777);
+    Some(over)
 }
 
 /// Calls `work` while the only metadata thread waits until the file system takes changes again.

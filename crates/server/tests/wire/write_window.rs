@@ -51,12 +51,9 @@ fn on_stoppable_disk(body: impl Fn(&Fixture, &StoppableDisk)) {
     if !is_root() {
         return;
     }
-    let mut disk = None;
     let config = in_modes(TINY_WINDOW, "auto", "dontcache");
-    let fixture = Fixture::prepared(&config, |dir| disk = StoppableDisk::mount(dir));
-    match disk {
-        Some(disk) => body(&fixture, &disk),
-        None => skip("no loop device here"),
+    if let Some((fixture, disk)) = Fixture::over(&config, StoppableDisk::mount) {
+        body(&fixture, &disk);
     }
 }
 
@@ -108,12 +105,11 @@ fn a_stalled_disk_does_not_delay_writes_to_another() {
     }
     let config = in_modes(TINY_WINDOW, "auto", "dontcache");
     let exports = config.replace("[[export]]", OTHER_EXPORT);
-    let mut disk = None;
-    let fixture = Fixture::prepared(&exports, |dir| {
+    let over = Fixture::over(&exports, |dir| {
         std::fs::create_dir(dir.join("other")).unwrap();
-        disk = StoppableDisk::mount(dir);
+        StoppableDisk::mount(dir)
     });
-    let Some(disk) = disk else { return skip("no loop device here") };
+    let Some((fixture, disk)) = over else { return };
     let (mut client, root) = fixture.mounted();
     let other_root = client.mnt("/other");
     // One for each thread that the window has for a device.

@@ -7,7 +7,7 @@ use proto::xdr::{Decode, Encode};
 
 use super::client::{ALL_VERSIONS, Operations, Session, open_args};
 use crate::fixture::{Fixture, Mounted, is_root, set_mode};
-use crate::skip::{skip, skip_in_ci_too};
+use crate::skip::skip_in_ci_too;
 
 const BLOCK: usize = 64 << 10;
 
@@ -120,11 +120,8 @@ fn allocate_grows_a_file_and_deallocate_punches_a_hole() {
 
 #[test]
 fn operations_that_lack_space_get_that_of_deleted_files() {
-    let mut mount = None;
-    let fixture = Fixture::prepared(ALL_VERSIONS, |dir| {
-        mount = Mounted::tmpfs(&dir.join("export"), 2 << 10);
-    });
-    let Some(_mount) = mount else { return skip("nothing can be mounted here") };
+    let over = Fixture::over(ALL_VERSIONS, |dir| Mounted::tmpfs_export(dir, 2 << 10));
+    let Some((fixture, _mount)) = over else { return };
     let mut bed = Bed::of(fixture);
     // More than half of the disk, so that there is room for it once.
     let length = 20 * BLOCK;

@@ -10,7 +10,6 @@ use spillway_server::counters::Counter;
 use super::client::{ALL_VERSIONS, Operations, Results, Session, compound, open_args};
 use crate::client::Ids;
 use crate::fixture::{Fixture, Mounted, is_root, set_mode};
-use crate::skip::skip;
 
 fn read_data(results: &mut Results) -> Reply<(bool, Vec<u8>)> {
     results.next_with(OperationCode::Read, |r| {
@@ -469,11 +468,8 @@ impl Encode for Encoded {
 
 #[test]
 fn space_of_a_removed_file_is_free_when_its_last_open_is_closed() {
-    let mut mount = None;
-    let fixture = Fixture::prepared(ALL_VERSIONS, |dir| {
-        mount = Mounted::tmpfs(&dir.join("export"), 2 << 10);
-    });
-    let Some(_mount) = mount else { return skip("nothing can be mounted here") };
+    let over = Fixture::over(ALL_VERSIONS, |dir| Mounted::tmpfs_export(dir, 2 << 10));
+    let Some((fixture, _mount)) = over else { return };
     let mut session = Session::new(&fixture);
     let export = session.export();
     let (other, other_stateid) = session.open(export, b"other");

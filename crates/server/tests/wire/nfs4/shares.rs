@@ -30,14 +30,11 @@ fn a_stalled_disk_delays_no_lookup_from_the_root_to_another() {
     if !is_root() {
         return;
     }
-    let mut mounted = None;
-    let fixture = Fixture::prepared(TWO_DEVICES, |dir| {
+    let over = Fixture::over(TWO_DEVICES, |dir| {
         std::fs::create_dir_all(dir.join("other/below")).unwrap();
-        mounted = Mounted::ext4_export(dir);
+        Mounted::ext4_export(dir)
     });
-    if mounted.is_none() {
-        return skip("no loop device here");
-    }
+    let Some((fixture, _mount)) = over else { return };
     // Two clients, because one alone does not get all threads.
     let mut stuck: Vec<_> = [[127, 0, 0, 2], [127, 0, 0, 3]]
         .map(|from| Client::connect_from(Ipv4Addr::from(from), fixture.address()))
