@@ -364,7 +364,7 @@ impl Intake {
         let is_limited = limited.is_some();
         // Operations of a COMPOUND may work on exports that are not known yet.
         let charge = (is_limited || call.is_compound())
-            .then(|| Charge::new(self, limited, (record_bytes, transfer), received));
+            .then(|| Charge::new(self, limited, record_bytes, transfer, received));
         let has_one_call = activity.has_one_call();
         let thread = placement::thread(&call, &outline, has_one_call);
         let share = Share::new(&device, activity.client());

@@ -182,14 +182,13 @@ async fn execute(
     }
     match row.operation {
         Operation::Nfs3(procedure) => {
-            let request = request(service, origin, (row, call))?;
+            let request = request(service, origin, row, call)?;
             let done = if row.is_idempotent {
                 let mut arguments = Arguments { payload, ..Arguments::of(call) };
                 let executed = nfs::execute(&request, procedure, &mut arguments, reply).await?;
                 Ok(Handled::executed(executed.payload()))
             } else {
-                let origin = (call, origin.link);
-                Box::pin(execute_once(&request, (row, procedure), origin, reply)).await
+                Box::pin(execute_once(&request, row, procedure, call, origin.link, reply)).await
             };
             if matches!(done, Ok(Handled::Executed { .. })) {
                 let status = Counted::nfs3(procedure).status_in(&reply.as_slice()[results_at..]);
@@ -208,14 +207,14 @@ async fn execute(
             Ok(Handled::executed(None))
         }
         Operation::Nfs4(nfs4::Procedure::Compound) => {
-            let request = request(service, origin, (row, call))?;
+            let request = request(service, origin, row, call)?;
             let done =
                 compound::execute(&request, peer, call, payload, (reply, &mut ended.moved)).await;
             note_end(request, &Line { service, peer, call }, ended);
             done
         }
         Operation::Mount3(procedure) => {
-            let request = request(service, origin, (row, call))
+            let request = request(service, origin, row, call)
                 .inspect_err(|_| mount::log_flavor(&peer, procedure, call))?;
             // Boxed, or the future of every call would have the size of this rare one's.
             let done = Box::pin(mount::execute(&request, procedure, call.arguments(), reply));
@@ -247,7 +246,8 @@ fn note_end(request: Request<'_>, line: &Line<'_>, ended: &mut Ended) {
 fn request<'a>(
     service: &'a Arc<Service>,
     origin: Origin<'a>,
-    (row, call): (&Procedure, &'a Call),
+    row: &Procedure,
+    call: &'a Call,
 ) -> Result<Request<'a>, Refusal> {
     let (flavor, credential) = credential(call)?;
     let (address, purpose) = (origin.peer.address, row.purpose);
@@ -263,8 +263,10 @@ fn request<'a>(
 /// is answered over its own connection. It holds a slot of that connection meanwhile.
 async fn execute_once(
     request: &Request<'_>,
-    (row, procedure): (&Procedure, nfs3::Procedure),
-    (call, link): (&Call, &Arc<Link>),
+    row: &Procedure,
+    procedure: nfs3::Procedure,
+    call: &Call,
+    link: &Arc<Link>,
     reply: &mut Writer,
 ) -> Result<Handled, Refusal> {
     let cache = &request.service.reply_cache;

@@ -72,7 +72,7 @@ pub(crate) fn claimed(
         let export = export_of(handle)?;
         let limited = ExportLimits::of(export)?;
         // A call that will be refused must not use up the limits of others.
-        is_admitted(service, export, handle, (call, address)).then_some(limited)
+        is_admitted(service, export, handle, call, address).then_some(limited)
     };
     Claimed { device, limited: outline.current.and_then(limited) }
 }
@@ -82,7 +82,8 @@ fn is_admitted(
     service: &Service,
     export: &Export,
     handle: &[u8],
-    (call, address): (&Call, SocketAddr),
+    call: &Call,
+    address: SocketAddr,
 ) -> bool {
     let (Ok(row), Ok((flavor, _))) = (call.procedure, credential(call)) else { return false };
     let peer = export::Peer { address, purpose: row.purpose };

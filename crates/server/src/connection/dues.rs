@@ -94,7 +94,8 @@ impl Charge {
     pub(super) fn new(
         intake: &Intake,
         limited: Option<ExportLimits>,
-        (call_bytes, transfer): (u64, Transfer),
+        call_bytes: u64,
+        transfer: Transfer,
         now: Moment,
     ) -> Self {
         let Intake { service, activity, dues, .. } = intake;
