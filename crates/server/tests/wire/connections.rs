@@ -14,6 +14,7 @@ use spillway_server::counters::Counter;
 use crate::client::{Client, encoded, in_fragments, mode, ok, refusal};
 use crate::fixture::{Fixture, Frozen, Mounted, TRUSTING, is_root};
 use crate::limits::in_own_process;
+use crate::nfs4::client::Session;
 use crate::skip::skip;
 
 /// Admits every loopback address but 127.0.0.66.
@@ -156,28 +157,32 @@ fn a_closed_connection_counts_until_its_calls_end() {
 
 #[test]
 fn a_dropped_client_keeps_its_state_until_its_calls_end() {
-    let Some((fixture, _disk, mut first, frozen, setattr)) = with_a_frozen_disk() else { return };
-    first.send_record(&setattr);
-    let began = Instant::now();
-    while fixture.figure("calls_in_flight") == 0 {
-        assert!(began.elapsed() < Duration::from_secs(10), "the call has not come");
-        std::thread::sleep(Duration::from_millis(10));
+    for has_state in [true, false] {
+        let Some(frozen) = with_a_frozen_disk() else { return };
+        let (fixture, _disk, mut first, frozen, setattr) = frozen;
+        let session = has_state.then(|| Session::new(&fixture));
+        first.send_record(&setattr);
+        let began = Instant::now();
+        while fixture.figure("calls_in_flight") == 0 {
+            assert!(began.elapsed() < Duration::from_secs(10), "the call has not come");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let monitor = fixture.server().monitor();
+        let dropping = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+            runtime.unwrap().block_on(monitor.drop_client(loopback(1).into()))
+        });
+        std::thread::sleep(Duration::from_millis(500));
+        let mut second = Client::connect_from(loopback(1), fixture.address());
+        let calling = std::thread::spawn(move || second.null());
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(!dropping.is_finished(), "a call is in progress");
+        assert_eq!(calling.is_finished(), !has_state, "only a client with state waits for its end");
+        drop(frozen);
+        let (dropped, sessions) = (dropping.join().unwrap(), session.iter().count());
+        assert_eq!((dropped.connections, dropped.calls_in_progress), (1 + sessions, 0));
+        calling.join().unwrap();
     }
-    let monitor = fixture.server().monitor();
-    let dropping = std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
-        runtime.unwrap().block_on(monitor.drop_client(loopback(1).into()))
-    });
-    std::thread::sleep(Duration::from_millis(500));
-    let mut second = Client::connect_from(loopback(1), fixture.address());
-    let calling = std::thread::spawn(move || second.null());
-    std::thread::sleep(Duration::from_millis(500));
-    assert!(!dropping.is_finished(), "a call is in progress");
-    assert!(!calling.is_finished(), "the client has its state still");
-    drop(frozen);
-    let dropped = dropping.join().unwrap();
-    assert_eq!((dropped.connections, dropped.calls_in_progress), (1, 0));
-    calling.join().unwrap();
 }
 
 #[test]
