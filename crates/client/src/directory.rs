@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::Result;
 use crate::cache::directory::{ListingRequest, ListingSource, PageSlice, Reader};
@@ -44,11 +45,11 @@ impl Directory {
         self.reader.entries_after(cookie).await
     }
 
-    /// Whether the handle of `name` in `entries` of this directory may be used now. A listing shows
-    /// the names as they were; one of them may refer to another object since.
+    /// How long the handle of `name` in `entries` of this directory may be used; zero if it may
+    /// not. A listing shows the names as they were; one of them may refer to another object since.
     #[must_use]
-    pub fn is_believed(&self, entries: &PageSlice, name: &[u8]) -> bool {
-        self.reader.is_believed(entries, name)
+    pub fn handle_ttl(&self, entries: &PageSlice, name: &[u8]) -> Duration {
+        self.reader.handle_ttl(entries, name)
     }
 
     /// `rewinddir`: the listing shows the directory as it is from now on.

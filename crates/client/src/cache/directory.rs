@@ -79,6 +79,8 @@ pub(crate) struct Found {
     pub(crate) attributes: Option<Attributes>,
     /// Time since the reply.
     pub(crate) age: Duration,
+    /// How long it may be used.
+    pub(crate) ttl: Duration,
 }
 
 /// Bytes of the first READDIRPLUS reply, which samples whether attributes are needed: about 150

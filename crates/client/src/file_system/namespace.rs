@@ -26,8 +26,13 @@ impl FileSystem {
     /// # Errors
     /// Those of the call, [`Status::Noent`] for one.
     pub async fn lookup(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Arc<Inode>> {
+        Ok(self.find(dir, name).await?.0)
+    }
+
+    /// As [`lookup`](Self::lookup). Also returns whether a listing had the name.
+    pub(crate) async fn find(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<(Arc<Inode>, bool)> {
         if let Some(inode) = self.lookup_cached(dir, name).await? {
-            return Ok(inode);
+            return Ok((inode, true));
         }
         self.trace_name(Event::LookupCall, dir, name);
         let (sent, dir_sent) = (Sent::now(), dir.sent());
@@ -35,11 +40,11 @@ impl FileSystem {
         dir.note(found.dir_attributes.as_ref(), dir_sent);
         let inode = self.inode(found.object, found.object_attributes, sent).await?;
         dir.name_found(name, &inode);
-        Ok(inode)
+        Ok((inode, false))
     }
 
-    /// The object under `name` from a cached listing, if the directory has not changed since and
-    /// the handle is not known to be stale.
+    /// The object under `name` from a cached listing that is believed, unless the handle is known
+    /// to be stale.
     async fn lookup_cached(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Option<Arc<Inode>>> {
         let Some(mut listed) = dir.listed(name) else { return Ok(None) };
         if self.shared.inodes.is_stale(&listed.0) {

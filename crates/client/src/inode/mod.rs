@@ -470,16 +470,17 @@ impl Inode {
     /// The handle and attributes of `name` from a cached listing, and when they were fetched.
     pub(crate) fn listed(&self, name: &[u8]) -> Option<(FileHandle, Attributes, Sent)> {
         let Contents::Directory(directory) = &self.contents else { return None };
-        let Found { handle, attributes, age } = directory.listing.lookup(name)?;
+        let Found { handle, attributes, age, .. } = directory.listing.lookup(name)?;
         let at = Instant::now().checked_sub(age)?;
         Some((handle, attributes?, Sent::At(at)))
     }
 
-    /// Whether [`listed`](Self::listed) finds `name`, without the count of a lookup.
-    pub(crate) fn is_listed(&self, name: &[u8]) -> bool {
+    /// How long [`listed`](Self::listed) finds `name`, `None` if it does not; without the count of
+    /// a lookup.
+    pub(crate) fn listed_ttl(&self, name: &[u8]) -> Option<Duration> {
         match &self.contents {
-            Contents::Directory(directory) => directory.listing.has_handle(name),
-            _ => false,
+            Contents::Directory(directory) => directory.listing.ttl(name),
+            _ => None,
         }
     }
 

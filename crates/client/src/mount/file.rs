@@ -69,7 +69,7 @@ impl Operations {
             self.created(head, created).map_err(created_meanwhile)?
         };
         let file = caller.open_created(&inode, open_flags(flags))?;
-        let entry = self.entry(&dir.inode, &inode);
+        let entry = self.entry(&dir.inode, &inode, Duration::MAX);
         let node = self.node(entry.node)?;
         let bypasses_pages = self.must_bypass_pages(&node, file.flags().read);
         let keeps_pages = node.view().open(file.keep_cache(), Instant::now());

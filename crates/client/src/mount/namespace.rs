@@ -1,6 +1,7 @@
 //! LOOKUP, READLINK, SYMLINK, MKDIR, MKNOD, UNLINK, RMDIR, RENAME and LINK.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use proto::nfs3::{ACCESS_LOOKUP, DeviceSpec, FileType, MknodData, SetAttributes};
 use rustix::io::Errno;
@@ -19,32 +20,32 @@ impl Operations {
         let dir = self.node(head.node)?;
         let caller = self.as_caller(head);
         // A name from a listing is found without a LOOKUP by which the server would check it.
-        let is_listed = || dir.inode.is_listed(name);
+        let is_listed = || dir.inode.listed_ttl(name).is_some();
         if self.rules().ask_before_search && (self.must_ask(&dir.inode) || is_listed()) {
             may(&caller, &dir, ACCESS_LOOKUP).await?;
         }
-        match caller.lookup(&dir.inode, name).await {
-            Ok(inode) => self.found(&caller, &dir.inode, &inode).await,
+        match caller.find(&dir.inode, name).await {
+            Ok((inode, was_listed)) => {
+                caller.attributes(&inode).await?;
+                // The listing may be outdated by now.
+                let listed = was_listed.then(|| dir.inode.listed_ttl(name).unwrap_or_default());
+                let entry = self.entry(&dir.inode, &inode, listed.unwrap_or(Duration::MAX));
+                Ok(Answer::entry(&entry))
+            }
             Err(error) if error.errno() == Errno::NOENT => {
                 let believed = self.rules().lookup_cache == LookupCache::All;
-                let ttl = if believed { self.name_ttl(&dir.inode) } else { Default::default() };
+                let ttl = if believed { self.name_ttl(&dir.inode) } else { Duration::ZERO };
                 Ok(Answer::no_entry(ttl))
             }
             Err(error) => Err(error.into()),
         }
     }
 
-    /// The answer that a name in `dir` refers to `inode`.
-    async fn found(&self, caller: &FileSystem, dir: &Inode, inode: &Arc<Inode>) -> Outcome {
-        caller.attributes(inode).await?;
-        Ok(Answer::entry(&self.entry(dir, inode)))
-    }
-
     /// The answer that a call has given `inode` a name in `dir`. That is done, whatever becomes of
     /// a GETATTR for its attributes.
     async fn named(&self, caller: &FileSystem, dir: &Inode, inode: &Arc<Inode>) -> Answer {
         let _ = caller.attributes(inode).await;
-        Answer::entry(&self.entry(dir, inode))
+        Answer::entry(&self.entry(dir, inode, Duration::MAX))
     }
 
     /// The object that a call has created in a directory. If it could not be looked at, the kernel

@@ -274,15 +274,16 @@ impl Operations {
         Stat { attributes, block_bytes: self.rules.block_bytes }
     }
 
-    /// The answer that a name in `dir` leads to `inode`, for which a lookup is counted.
-    pub(super) fn entry(&self, dir: &Inode, inode: &Arc<Inode>) -> Entry {
+    /// The answer that a name in `dir` leads to `inode`, for which a lookup is counted. The kernel
+    /// may use it for `name_ttl_max` at most.
+    pub(super) fn entry(&self, dir: &Inode, inode: &Arc<Inode>, name_ttl_max: Duration) -> Entry {
         let (number, node) =
             self.nodes.count_lookup(inode.handle(), || Node::new(Arc::clone(inode)));
         let (attributes, attributes_ttl) = node.attributes_for_reply(0);
         Entry {
             node: number,
             stat: self.stat(attributes),
-            name_ttl: self.name_ttl(dir),
+            name_ttl: self.name_ttl(dir).min(name_ttl_max),
             attributes_ttl,
         }
     }

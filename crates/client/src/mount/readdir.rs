@@ -1,6 +1,7 @@
 //! OPENDIR, READDIR and READDIRPLUS.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use proto::nfs3::ACCESS_READ;
 use rustix::io::Errno;
@@ -54,10 +55,10 @@ impl Operations {
             }
             if plus {
                 // The kernel takes it for the answer to a LOOKUP.
-                let is_believed = directory.is_believed(&names, name.name);
+                let ttl = directory.handle_ttl(&names, name.name);
                 let age = names.fetched_at().elapsed();
-                let inode = is_believed.then(|| caller.listed(&name, age)).flatten();
-                self.add_plus(&mut listing, &node, &name, inode);
+                let inode = if ttl.is_zero() { None } else { caller.listed(&name, age) };
+                self.add_plus(&mut listing, &node, &name, inode, ttl);
             } else {
                 listing.add(&dirent(&name));
             }
@@ -71,12 +72,13 @@ impl Operations {
         dir: &Node,
         name: &directory::Entry<'_>,
         inode: Option<Arc<Inode>>,
+        ttl: Duration,
     ) {
         match inode {
             // The kernel has the directory and its parent already, with other numbers.
             Some(inode) if !matches!(name.name, b"." | b"..") => {
                 dir.inode.name_found(name.name, &inode);
-                let entry = self.entry(&dir.inode, &inode);
+                let entry = self.entry(&dir.inode, &inode, ttl);
                 listing.add_plus(&dirent(name), Some(&entry));
             }
             _ => listing.add_plus(&dirent(name), None),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use proto::nfs3::{Procedure, Status};
+use proto::nfs3::{Attributes, Procedure, Status, Time};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use tokio::runtime::Handle;
@@ -478,6 +478,37 @@ async fn a_listing_leads_no_more_to_the_object_of_a_name_that_was_renamed() {
     let renamed = operations.rename(&root, &name, ROOT, &new_name, 0);
     assert!(renamed.await.is_ok());
     assert_eq!(listed(&operations, dir, 1, ONE_NAME_BYTES).await, []);
+}
+
+/// How long the kernel may use the name [`FILE`], by the answer to a LOOKUP.
+async fn name_ttl(operations: &Operations) -> Duration {
+    let found = operations.lookup(&request(ROOT, 0), &Name(FILE.into())).await;
+    found.map_err(errno).unwrap().send(1, |parts| {
+        let seconds = u64::from_ne_bytes(parts[1][16..24].try_into().unwrap());
+        let nanoseconds = u32::from_ne_bytes(parts[1][32..36].try_into().unwrap());
+        Duration::new(seconds, nanoseconds)
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_kernel_keeps_a_name_no_longer_than_its_listing_is_believed() {
+    let believed = Duration::from_secs(1);
+    for _ in 0..20 {
+        let (peer, operations, dir) = listing().await;
+        listed(&operations, dir, 0, 4096).await;
+        assert!(name_ttl(&operations).await > believed, "the directory has not changed");
+        let root = operations.node(ROOT).map_err(errno).unwrap();
+        let attributes = root.inode.attributes();
+        let mtime = Time { seconds: attributes.mtime.seconds + 1, ..attributes.mtime };
+        let changed = Attributes { mtime, ctime: mtime, ..attributes };
+        root.inode.note(Some(&changed), root.inode.sent());
+        let ttl = name_ttl(&operations).await;
+        // On a slow machine the listing was not believed any more, and the server was asked.
+        if peer.calls(&[Procedure::Lookup]).is_empty() {
+            return assert!(ttl <= believed, "{ttl:?}");
+        }
+    }
+    panic!("the listing was never believed");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

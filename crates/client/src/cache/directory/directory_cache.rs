@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use proto::nfs3::{CookieVerifier, FileHandle, Status};
 use tokio::sync::watch;
@@ -132,8 +133,8 @@ impl DirectoryCache {
     /// The handle of `name` from a READDIRPLUS reply, unless it may refer to another file by now:
     /// the directory has not changed during the call or since, or the reply is younger than
     /// [`ListingConfig::unstamped_believed`] or [`ListingConfig::names_believed`], and this client
-    /// has not changed the name. The caller
-    /// revalidates the directory's attributes as often as they expire.
+    /// has not changed the name. The caller revalidates the directory's attributes as often as they
+    /// expire.
     ///
     /// If several entries are looked up during a listing or soon after, found or not, the directory
     /// is listed by READDIRPLUS.
@@ -145,9 +146,10 @@ impl DirectoryCache {
         self.find(&mut contents, name, now)
     }
 
-    /// Whether [`lookup`](Self::lookup) would find the name. Does not count as a lookup.
-    pub(crate) fn has_handle(&self, name: &[u8]) -> bool {
-        self.find(&mut self.lock(), name, Instant::now()).is_some()
+    /// How long [`lookup`](Self::lookup) would find the name, `None` if it does not. Does not count
+    /// as a lookup.
+    pub(crate) fn ttl(&self, name: &[u8]) -> Option<Duration> {
+        self.find(&mut self.lock(), name, Instant::now()).map(|found| found.ttl)
     }
 
     fn find(&self, contents: &mut Contents, name: &[u8], now: Instant) -> Option<Found> {
@@ -155,20 +157,21 @@ impl DirectoryCache {
             return None;
         }
         let Contents { validity, pages, .. } = contents;
-        let is_valid = validity.handles_of(name, now, self.believed());
-        let (page, at) = pages.find_name(name, |page| page.plus && is_valid(page))?;
+        let ttl = validity.handle_ttl(name, now, self.believed());
+        let (page, at) = pages.find_name(name, |page| page.plus && !ttl(page).is_zero())?;
         let entry = page.entry(at);
         Some(Found {
             handle: entry.handle?,
             attributes: entry.attributes.copied(),
             age: now.saturating_duration_since(page.fetched_at),
+            ttl: ttl(page),
         })
     }
 
-    /// Whether the handle of `name` in a page may be used now, as by [`lookup`](Self::lookup).
-    pub(super) fn is_believed(&self, page: &Page, name: &[u8]) -> bool {
+    /// How long the handle of `name` in a page may be used, as by [`lookup`](Self::lookup).
+    pub(super) fn handle_ttl(&self, page: &Page, name: &[u8]) -> Duration {
         let now = Instant::now();
-        self.lock().validity.handles_of(name, now, self.believed())(page)
+        self.lock().validity.handle_ttl(name, now, self.believed())(page)
     }
 
     fn believed(&self) -> Believed {

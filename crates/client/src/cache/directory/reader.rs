@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rustix::io::Errno;
 
@@ -67,9 +68,9 @@ impl DirectoryCache {
 }
 
 impl<S: ListingSource> Reader<S> {
-    /// Whether the handle of `name` in `entries` may be used now.
-    pub(crate) fn is_believed(&self, entries: &PageSlice, name: &[u8]) -> bool {
-        self.directory.is_believed(entries.page(), name)
+    /// How long the handle of `name` in `entries` may be used.
+    pub(crate) fn handle_ttl(&self, entries: &PageSlice, name: &[u8]) -> Duration {
+        self.directory.handle_ttl(entries.page(), name)
     }
 
     fn new(directory: Arc<DirectoryCache>, source: S, current: Option<Change>) -> Self {

@@ -127,21 +127,24 @@ impl Validity {
         page.issued > self.stale_until && page.stamp.is_some() && page.stamp == stamp
     }
 
-    /// Tests whether the handle of `name` in a page may be used at `now`.
-    pub(super) fn handles_of(
+    /// Returns how long the handle of `name` in a page may be used from `now` on.
+    pub(super) fn handle_ttl(
         &self,
         name: &[u8],
         now: Instant,
         believed: Believed,
-    ) -> impl Fn(&Page) -> bool {
+    ) -> impl Fn(&Page) -> Duration {
         let changed_at = self.changed_names.get(name).copied().unwrap_or_default();
         let stale_until = changed_at.max(self.names_stale_until);
         let doubtful_until = self.names_doubtful_until;
         move |page| {
-            let age = now.saturating_duration_since(page.fetched_at);
-            let is_current =
-                page.issued > doubtful_until && (page.stamp.is_some() || age < believed.unstamped);
-            page.issued > stale_until && (is_current || age < believed.after_change)
+            let believed = match page.stamp {
+                _ if page.issued <= stale_until => Duration::ZERO,
+                _ if page.issued <= doubtful_until => believed.after_change,
+                None => believed.unstamped.max(believed.after_change),
+                Some(_) => Duration::MAX,
+            };
+            believed.saturating_sub(now.saturating_duration_since(page.fetched_at))
         }
     }
 }
@@ -183,7 +186,7 @@ mod tests {
     /// used at once and after a change is believed no more.
     fn uses(validity: &mut Validity, page: &Page, name: &[u8]) -> [bool; 3] {
         let (view, _) = validity.view(validity.stamp());
-        let used_at = |at| validity.handles_of(name, at, BELIEVED)(page);
+        let used_at = |at| !validity.handle_ttl(name, at, BELIEVED)(page).is_zero();
         let at_once = used_at(page.fetched_at);
         [validity.suits(page, view), at_once, used_at(page.fetched_at + BELIEVED.after_change)]
     }
@@ -239,6 +242,25 @@ mod tests {
         validity.note_stamp(stamp(2), page.issued - 1);
         assert_eq!(uses(&mut validity, &page, b"name"), [false, true, true]);
         let long_after = page.fetched_at + BELIEVED.unstamped;
-        assert!(!validity.handles_of(b"name", long_after, BELIEVED)(&page));
+        assert!(validity.handle_ttl(b"name", long_after, BELIEVED)(&page).is_zero());
+    }
+
+    #[test]
+    fn handles_that_may_be_outdated_are_used_until_their_page_is_too_old() {
+        let mut validity = Validity::default();
+        validity.view(Some(stamp(1)));
+        let (stamped, unstamped) = (page(&mut validity, Some(stamp(1))), page(&mut validity, None));
+        let ttl = |validity: &Validity, page: &Page| {
+            let soon = page.fetched_at + Duration::from_millis(400);
+            validity.handle_ttl(b"name", soon, BELIEVED)(page)
+        };
+        assert!(ttl(&validity, &stamped) > BELIEVED.unstamped);
+        assert_eq!(ttl(&validity, &unstamped), Duration::from_millis(29_600));
+        validity.invalidate();
+        for page in [&stamped, &unstamped] {
+            assert_eq!(ttl(&validity, page), Duration::from_millis(600));
+        }
+        validity.note_own_change(b"name", None);
+        assert_eq!(ttl(&validity, &stamped), Duration::ZERO);
     }
 }
