@@ -207,6 +207,8 @@ def daemon(place, *command):
 def stopped(server):
     """A server that does not answer."""
     server.process.send_signal(signal.SIGSTOP)
+    # Until the last of its threads has stopped, the others still answer.
+    os.waitid(os.P_PID, server.process.pid, os.WSTOPPED)
     try:
         yield
     finally:
