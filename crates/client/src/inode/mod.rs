@@ -475,12 +475,20 @@ impl Inode {
         Some((handle, attributes?, Sent::At(at)))
     }
 
-    /// How long [`listed`](Self::listed) finds `name`, `None` if it does not; without the count of
-    /// a lookup.
-    pub(crate) fn listed_ttl(&self, name: &[u8]) -> Option<Duration> {
+    /// Whether [`listed`](Self::listed) finds `name`, without the count of a lookup.
+    pub(crate) fn is_listed(&self, name: &[u8]) -> bool {
         match &self.contents {
-            Contents::Directory(directory) => directory.listing.ttl(name),
-            _ => None,
+            Contents::Directory(directory) => directory.listing.has_handle(name),
+            _ => false,
+        }
+    }
+
+    /// How long [`listed`](Self::listed) finds `name` with this handle, without the count of a
+    /// lookup.
+    pub(crate) fn listed_ttl(&self, name: &[u8], handle: FileHandle) -> Duration {
+        match &self.contents {
+            Contents::Directory(directory) => directory.listing.ttl(name, handle),
+            _ => Duration::ZERO,
         }
     }
 

@@ -20,7 +20,7 @@ impl Operations {
         let dir = self.node(head.node)?;
         let caller = self.as_caller(head);
         // A name from a listing is found without a LOOKUP by which the server would check it.
-        let is_listed = || dir.inode.listed_ttl(name).is_some();
+        let is_listed = || dir.inode.is_listed(name);
         if self.rules().ask_before_search && (self.must_ask(&dir.inode) || is_listed()) {
             may(&caller, &dir, ACCESS_LOOKUP).await?;
         }
@@ -28,8 +28,8 @@ impl Operations {
             Ok((inode, was_listed)) => {
                 caller.attributes(&inode).await?;
                 // The listing may be outdated by now.
-                let listed = was_listed.then(|| dir.inode.listed_ttl(name).unwrap_or_default());
-                let entry = self.entry(&dir.inode, &inode, listed.unwrap_or(Duration::MAX));
+                let ttl = was_listed.then(|| dir.inode.listed_ttl(name, inode.handle()));
+                let entry = self.entry(&dir.inode, &inode, ttl.unwrap_or(Duration::MAX));
                 Ok(Answer::entry(&entry))
             }
             Err(error) if error.errno() == Errno::NOENT => {

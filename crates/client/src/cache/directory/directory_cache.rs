@@ -146,10 +146,16 @@ impl DirectoryCache {
         self.find(&mut contents, name, now)
     }
 
-    /// How long [`lookup`](Self::lookup) would find the name, `None` if it does not. Does not count
-    /// as a lookup.
-    pub(crate) fn ttl(&self, name: &[u8]) -> Option<Duration> {
-        self.find(&mut self.lock(), name, Instant::now()).map(|found| found.ttl)
+    /// Whether [`lookup`](Self::lookup) would find the name. Does not count as a lookup.
+    pub(crate) fn has_handle(&self, name: &[u8]) -> bool {
+        self.find(&mut self.lock(), name, Instant::now()).is_some()
+    }
+
+    /// How long [`lookup`](Self::lookup) would find `name` with this handle; zero if it does not.
+    /// Does not count as a lookup.
+    pub(crate) fn ttl(&self, name: &[u8], handle: FileHandle) -> Duration {
+        let found = self.find(&mut self.lock(), name, Instant::now());
+        found.filter(|found| found.handle == handle).map_or(Duration::ZERO, |found| found.ttl)
     }
 
     fn find(&self, contents: &mut Contents, name: &[u8], now: Instant) -> Option<Found> {

@@ -214,16 +214,18 @@ impl Page {
         &self.bytes[packed.name_at as usize..name_end(packed)]
     }
 
-    /// The index of the entry with this name; `likely` is tried first. `hasher` must be the same in
-    /// all calls.
+    /// The index of the entry with this name; `likely` is tried first, then the one before it.
+    /// `hasher` must be the same in all calls.
     pub(super) fn find_name(
         &self,
         name: &[u8],
         likely: usize,
         hasher: &RandomState,
     ) -> Option<usize> {
-        if self.entries.get(likely).is_some_and(|packed| self.name(packed) == name) {
-            return Some(likely);
+        for at in [likely, likely.wrapping_sub(1)] {
+            if self.entries.get(at).is_some_and(|packed| self.name(packed) == name) {
+                return Some(at);
+            }
         }
         let by_name = self.by_name.get_or_init(|| self.index_names(hasher));
         let hash = short_hash(hasher, name);
