@@ -245,7 +245,7 @@ impl Service {
     pub(crate) async fn drop_client(&self, address: IpAddr) -> Dropped {
         let mut eviction = self.connections.evict_peer(address);
         let evicted = std::mem::take(&mut eviction.evicted);
-        // Without state, new connections wait for nothing.
+        // Without state, new connections wait for nothing, and what they set up stays.
         let eviction = Some(eviction).filter(|_| self.state.has_client_of(address));
         let all_ended = async {
             for activity in &evicted {
@@ -257,7 +257,8 @@ impl Service {
         let calls_in_progress = evicted.iter().map(|activity| activity.calls()).sum();
         let connections = evicted.len();
         let forget = |state: &State, step: &mut Step| {
-            let forgotten = state.forget_peer(address, step);
+            let had_state = eviction.is_some();
+            let forgotten = if had_state { state.forget_peer(address, step) } else { 0 };
             // The disk with the records must not hold up the new connections.
             drop(eviction);
             forgotten
