@@ -20,16 +20,20 @@ const PASSED_PARTS_MAX: u64 = 16;
 const SCATTERED_PARTS_MIN: u64 = 4;
 /// Writes that cover less than so many quarters of what the fronts pass leave gaps.
 const COVERED_QUARTERS_MIN: u64 = 3;
+/// Of the bytes of one writer less than so many quarters begin elsewhere than at the end of a
+/// front, as long as few writes change places on the way.
+const SKIPPED_QUARTERS_MIN: u64 = 3;
 
 /// Where a file is being written, and how densely.
 #[derive(Debug, Default)]
 pub struct Fronts {
     /// The end of the furthest write of each; the one used last is the last.
     ends: Vec<u64>,
-    /// Of the latest writes: their bytes, those of them that began a front, and the bytes that the
-    /// fronts passed.
+    /// Of the latest writes: their bytes, those of them that began a front, those that began
+    /// elsewhere than at the end of one, and the bytes that the fronts passed.
     written_bytes: u64,
     scattered_bytes: u64,
+    skipped_bytes: u64,
     passed_bytes: u64,
 }
 
@@ -50,12 +54,16 @@ impl Fronts {
             range.offset()
         };
         self.ends.push(before.max(range.end()));
+        if range.offset() != before {
+            self.skipped_bytes += range.len();
+        }
         self.passed_bytes += range.end().saturating_sub(before);
         self.written_bytes += range.len();
         let judged = self.written_bytes.max(self.passed_bytes / PASSED_PARTS_MAX);
         if judged > JUDGED_BYTES_MAX {
             self.written_bytes /= 2;
             self.scattered_bytes /= 2;
+            self.skipped_bytes /= 2;
             self.passed_bytes /= 2;
         }
     }
@@ -68,6 +76,13 @@ impl Fronts {
             && self.written_bytes / 2 <= self.passed_bytes
             && self.scattered_bytes <= self.written_bytes / SCATTERED_PARTS_MIN;
         if fills { self.written_bytes } else { 0 }
+    }
+
+    /// Whether most of the latest writes leave a gap or fill one, as those of several writers do
+    /// that are apart from each other.
+    #[must_use]
+    pub fn skip(&self) -> bool {
+        self.skipped_bytes > self.written_bytes / 4 * SKIPPED_QUARTERS_MIN
     }
 
     /// Whether the latest writes leave out part of the file, as those of writers do that are far
@@ -124,9 +139,17 @@ mod tests {
         for index in 0..1000 {
             fronts.note(range(index * RECORD, RECORD));
             assert_eq!(fronts.filled_bytes() > 0, index > 2, "{index}");
-            assert!(!fronts.have_gaps());
+            assert!(!fronts.have_gaps() && !fronts.skip());
         }
         assert!(fronts.filled_bytes() >= 8 * MIB);
+    }
+
+    #[test]
+    fn writers_that_are_apart_leave_gaps_and_fill_them() {
+        let random = |writers, drift_max| take_turns(writers, drift_max, 6000, scramble);
+        assert!(!take_turns(4, 0, 6000, |step| step).skip(), "one record after the other");
+        assert!(random(2, 4 * MIB).skip());
+        assert!(random(16, 100 * MIB).skip());
     }
 
     #[test]

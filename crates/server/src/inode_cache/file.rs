@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use io::{
-    ByteRange, DeviceNumber, Fronts, Prefetch, RangeLock, ReadAhead, ReadHistory, ReadOrder,
-    Stream, Streams, WriteBehind, WriteBehindFile,
+    ByteRange, DeviceNumber, Prefetch, RangeLock, ReadAhead, ReadHistory, ReadOrder, WriteBehind,
+    WriteBehindFile,
 };
 
+use super::write_progress::{WriteProgress, Writers};
 use super::{DataDescriptors, WriteQueue};
 use crate::fs::Caller;
 
@@ -39,22 +40,6 @@ pub(crate) struct FileState {
     outreaches_window: AtomicBool,
     /// An export has closed it for writing because it was not written.
     was_closed: AtomicBool,
-}
-
-/// Where it was written last.
-#[derive(Default)]
-struct Writers {
-    streams: Streams,
-    fronts: Fronts,
-}
-
-/// How the latest WRITEs go on through a file.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct WriteProgress {
-    /// Bytes written in sequence, by one writer or by several that take turns; 0 if they were not.
-    pub(crate) bytes: u64,
-    /// They leave out part of the file.
-    pub(crate) has_gaps: bool,
 }
 
 /// No user has this id (`Identity`).
@@ -153,22 +138,15 @@ impl FileState {
         Arc::clone(self.window.get_or_init(|| window.file(device)))
     }
 
-    /// Notes WRITEs, and returns what they are part of.
-    pub(crate) fn note_writes(&self, ranges: impl Iterator<Item = ByteRange>) -> WriteProgress {
+    /// Notes WRITEs that are performed together, and returns what they are part of. `begin_turn`:
+    /// they are the first ones of their turn.
+    pub(crate) fn note_writes(
+        &self,
+        begin_turn: bool,
+        ranges: impl Iterator<Item = ByteRange>,
+    ) -> WriteProgress {
         let mut writers = self.writers.lock().unwrap_or_else(PoisonError::into_inner);
-        let Writers { streams, fronts } = &mut *writers;
-        let noted = ranges.map(|range| {
-            fronts.note(range);
-            streams.note(range)
-        });
-        let longest = noted.filter(Stream::is_sequential).max_by_key(Stream::bytes);
-        let filled_bytes = fronts.filled_bytes();
-        match longest {
-            Some(stream) if stream.bytes() > filled_bytes => {
-                WriteProgress { bytes: stream.bytes(), has_gaps: stream.has_gaps() }
-            }
-            _ => WriteProgress { bytes: filled_bytes, has_gaps: fronts.have_gaps() },
-        }
+        writers.note(begin_turn, ranges)
     }
 
     /// Whether writers that leave gaps for each other have ever been too far apart for the window.

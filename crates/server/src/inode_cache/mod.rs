@@ -37,6 +37,7 @@ mod table;
 #[cfg(test)]
 mod two_devices;
 mod unlinked;
+mod write_progress;
 mod write_queue;
 
 pub(crate) use data_descriptors::{DataDescriptors, DirectFile};

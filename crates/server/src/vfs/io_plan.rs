@@ -136,6 +136,8 @@ pub(super) struct WriteFacts {
     /// Bytes that were written in sequence up to and with this one; 0 when it is none. Only `auto`
     /// takes this and what follows into account.
     pub(super) stream_bytes: u64,
+    /// They are small, most leave gaps or fill some, and few wait together.
+    pub(super) come_alone: bool,
     /// The stream leaves gaps for others to fill, and they are too far away for the window to wait.
     pub(super) outreaches_window: bool,
     pub(super) free_bytes: u64,
@@ -159,7 +161,7 @@ pub(super) enum WritePlan {
 pub(super) enum KeptWhy {
     /// The mode is `buffered`.
     Mode,
-    /// Memory is free, and it is no long stream.
+    /// Memory is free, and the window would not be faster.
     FreeMemory,
 }
 
@@ -194,9 +196,12 @@ impl WriteFacts {
     /// A long stream gains from the window whatever memory there is, because its pages are used
     /// again while they are warm; all else is absorbed by free memory best. So are several streams
     /// that take turns in one file and have drifted further apart than the window reaches: it would
-    /// write each of their records by itself, where the kernel can wait for those between them.
+    /// write each of their records by itself, where the kernel can wait for those between them. And
+    /// so are small WRITEs of several writers that come one at a time: each would wait for the
+    /// processor and the locks of the write-back beside it.
     fn automatic(&self) -> WritePlan {
-        if self.stream_bytes >= STREAM_BYTES_MIN && !self.outreaches_window {
+        let is_stream = self.stream_bytes >= STREAM_BYTES_MIN;
+        if is_stream && !self.outreaches_window && !self.come_alone {
             WritePlan::Window(WindowWhy::Stream)
         } else if fits(self.len, self.free_bytes, self.total_bytes) {
             WritePlan::Cached(KeptWhy::FreeMemory)
@@ -279,6 +284,7 @@ mod tests {
             mode,
             len: MIB,
             stream_bytes: 0,
+            come_alone: false,
             outreaches_window: false,
             free_bytes: 4 * GIB,
             total_bytes: 8 * GIB,
@@ -376,6 +382,11 @@ mod tests {
                 WriteFacts { outreaches_window: true, free_bytes: 100 * MIB, ..stream },
                 Window(WindowWhy::Pressure),
             ),
+            (WriteFacts { come_alone: true, ..stream }, Cached(KeptWhy::FreeMemory)),
+            (
+                WriteFacts { come_alone: true, free_bytes: 100 * MIB, ..stream },
+                Window(WindowWhy::Pressure),
+            ),
             (WriteFacts { free_bytes: 100 * MIB, ..auto }, Window(WindowWhy::Pressure)),
         ];
         for (facts, plan) in table {
@@ -411,11 +422,20 @@ mod tests {
             mode in any_mode(),
             len in 0..8 * MIB,
             stream_bytes in 0..2 * STREAM_BYTES_MIN,
+            come_alone: bool,
             outreaches_window: bool,
             free_bytes: u64,
             total_bytes: u64,
         ) -> WriteFacts {
-            WriteFacts { mode, len, stream_bytes, outreaches_window, free_bytes, total_bytes }
+            WriteFacts {
+                mode,
+                len,
+                stream_bytes,
+                come_alone,
+                outreaches_window,
+                free_bytes,
+                total_bytes,
+            }
         }
     }
 

@@ -152,6 +152,7 @@ impl Vfs {
             mode: writes[0].request.mode,
             len: range_of(writes).len(),
             stream_bytes: 0,
+            come_alone: false,
             outreaches_window: false,
             free_bytes: 0,
             total_bytes: 0,
@@ -159,9 +160,12 @@ impl Vfs {
         if facts.mode != IoMode::Auto {
             return facts;
         }
-        let progress = file.data().note_writes(writes.iter().map(|write| write.range));
+        let begin_turn = writes.iter().any(|write| write.place == 0);
+        let ranges = writes.iter().map(|write| write.range);
+        let progress = file.data().note_writes(begin_turn, ranges);
         WriteFacts {
             stream_bytes: progress.bytes,
+            come_alone: progress.come_alone,
             outreaches_window: progress.has_gaps
                 && file.data().outreaches_window(|| self.window_of(file).outgrows_window()),
             free_bytes: self.memory.free_bytes(),

@@ -204,6 +204,22 @@ fn assert_chain<'a>(rig: &Rig, before: WccAttributes, pairs: impl Iterator<Item 
 const UNSTABLE: StableHow = StableHow::Unstable;
 
 #[test]
+fn small_writes_that_wait_together_do_not_come_alone() {
+    let rig = Rig::new("auto");
+    let data = [7; 47_008];
+    for round in 0..100 {
+        // Those of every other round fill the gaps of the one before.
+        let records = [6, 0, 4, 2].map(|record| (round / 2) * 8 + record + round % 2);
+        let writes = records.map(|record| (USER, record * data.len() as u64, &data[..], UNSTABLE));
+        for reply in perform_in_batches(&rig, &writes, || ()) {
+            reply.unwrap();
+        }
+    }
+    let streamed = rig.counter(Counter::WritesWindowAsStream);
+    assert!(streamed > 200, "{streamed} of 400, of which 8 MiB are no stream yet");
+}
+
+#[test]
 fn writes_that_wait_are_performed_together() {
     for mode in ["buffered", "dontcache", "direct", "auto"] {
         let rig = Rig::new(mode);
