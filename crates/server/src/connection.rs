@@ -78,7 +78,7 @@ enum Next {
     Call(Accepted),
     /// There is no work on it: it answers a callback, or is a call that was refused.
     Settled,
-    /// The peer sends no more, or what are no calls.
+    /// The peer sends no more, or what are no calls; or the connection was evicted.
     End,
 }
 
@@ -175,8 +175,6 @@ pub(crate) async fn serve(
     // Listed from now on, also without a call.
     let _ = intake.client();
     tokio::select! {
-        // An evicted connection begins no call: its client's state may be gone.
-        biased;
         () = activity.evicted() => tracing::debug!(client = %address, "evicted"),
         () = calls(&flow, intake, receiver) => {}
         // The peer does not take its replies, or sends what are no calls.
@@ -270,7 +268,8 @@ impl Intake {
     /// hold between two of them.
     async fn next(&self, receiver: &mut Receiver<SocketReader>) -> Next {
         let Self { service, peer, activity, dues, .. } = self;
-        let slot = activity.slot(service.connections.slots_withheld()).await;
+        let withheld = service.connections.slots_withheld();
+        let Some(slot) = activity.slot(withheld).await else { return Next::End };
         if dues.are_set() && !Box::pin(self.wait_for_limits(receiver.has_more())).await {
             return Next::End;
         }

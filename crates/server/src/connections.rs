@@ -131,6 +131,10 @@ pub(crate) struct Activity {
     has_called: AtomicBool,
     /// The socket; empty until the connection's task begins.
     link: OnceLock<Arc<Link>>,
+    /// It has to end. Set before a wait for the end of its calls, and read by each call that has
+    /// taken its slot: either the wait sees the slot in use, or the call sees this.
+    is_evicted: AtomicBool,
+    /// Notified when [`Self::is_evicted`] is set.
     evicted: Notify,
     /// Another connection waits for its place.
     makes_room: AtomicBool,
@@ -202,9 +206,11 @@ impl Activity {
         }
     }
 
-    /// Waits for the slot of the next call, while all but `withheld` are in use.
-    pub(crate) async fn slot(&self, withheld: usize) -> Slot {
-        self.slots.take(withheld).await
+    /// Waits for the slot of the next call, while all but `withheld` are in use. `None` if the
+    /// connection has to end: after [`Self::calls_ended`] its client's state may be gone.
+    pub(crate) async fn slot(&self, withheld: usize) -> Option<Slot> {
+        let slot = self.slots.take(withheld).await;
+        (!self.is_evicted.load(Ordering::SeqCst)).then_some(slot)
     }
 
     /// Whether one call is at work.
@@ -220,6 +226,12 @@ impl Activity {
     /// Whether another connection waits for its place.
     pub(crate) fn makes_room(&self) -> bool {
         self.makes_room.load(Ordering::Relaxed)
+    }
+
+    /// Has the connection end.
+    fn evict(&self) {
+        self.is_evicted.store(true, Ordering::SeqCst);
+        self.evicted.notify_one();
     }
 
     /// Resolves when the connection has to end.
@@ -318,7 +330,7 @@ impl Connections {
         state.held_peers.push(peer);
         for activity in state.peers.get(&peer).cloned().unwrap_or_default() {
             state.remove(&activity);
-            activity.evicted.notify_one();
+            activity.evict();
             state.evicted.push(activity);
         }
         let of_peer = state.evicted.iter().filter(|activity| activity.peer == peer);
@@ -414,6 +426,7 @@ impl Connections {
             holds_call: AtomicBool::new(false),
             has_called: AtomicBool::new(false),
             link: OnceLock::new(),
+            is_evicted: AtomicBool::new(false),
             evicted: Notify::new(),
             makes_room: AtomicBool::new(false),
         });
@@ -487,7 +500,7 @@ impl State {
             let victim = Arc::clone(victim);
             self.remove(&victim);
             victim.makes_room.store(true, Ordering::Relaxed);
-            victim.evicted.notify_one();
+            victim.evict();
             let peer = victim.peer;
             self.evicted.push(victim);
             return Some(peer);

@@ -65,7 +65,7 @@ async fn enter_busy(
 
 /// The slot of a call that has come over a connection.
 async fn call_at_work(activity: &Activity) -> Slot {
-    let mut slot = activity.slot(0).await;
+    let mut slot = activity.slot(0).await.unwrap();
     slot.begin_call();
     slot
 }
@@ -133,6 +133,26 @@ async fn new_connections_of_an_evicted_peer_wait_for_the_end_of_the_eviction() {
     };
     tokio::join!(waiting, end);
     assert_eq!(began.elapsed(), Duration::from_secs(5));
+}
+
+#[tokio::test]
+async fn an_evicted_connection_gets_no_slot_once_its_calls_have_ended() {
+    let connections = connections(16);
+    let permit = connections.enter(address(1), || false).await.unwrap();
+    let activity = &permit.activity;
+    let call = call_at_work(activity).await;
+    let _eviction = connections.evict_peer(address(1).ip());
+    // The slot was taken first: the wait sees it, and the next call waits behind.
+    let (mut ended, mut next) = (pin!(activity.calls_ended()), pin!(activity.slot(0)));
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(ended.as_mut().poll(&mut context).is_pending());
+    assert!(next.as_mut().poll(&mut context).is_pending());
+    drop(call);
+    ended.await;
+    assert!(next.await.is_none());
+    // The slots were seen free first.
+    assert!(activity.slot(0).await.is_none());
+    activity.calls_ended().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -224,7 +244,7 @@ async fn calls_in_flight_are_exact_while_a_connection_waits_for_a_slot() {
     assert!(next.as_mut().poll(&mut context).is_pending());
     assert_eq!(connections.calls_in_flight(), 8);
     calls.pop();
-    let mut next = next.await;
+    let mut next = next.await.unwrap();
     assert_eq!(connections.calls_in_flight(), 7, "the next call has not come");
     next.begin_call();
     assert_eq!(connections.calls_in_flight(), 8);
@@ -457,13 +477,18 @@ async fn one_evicted_connection_makes_room_even_if_it_ends_slowly() {
     for peer in 1..=2 {
         assert!(enter(&connections, &mut permits, address(peer), false).await);
     }
+    let mut slots = Vec::new();
+    for permit in &permits {
+        slots.push(permit.activity.slot(0).await.unwrap());
+    }
     let evictions = || connections.counters.value(Counter::ConnectionsEvicted);
     let entering = connections.enter(address(3), || false);
     assert!(tokio::time::timeout(Duration::from_secs(5), entering).await.is_err());
     assert_eq!(evictions(), 1);
     // A call that came with the eviction is completed, which may take long.
     let evicted = Arc::clone(&connections.lock().evicted[0]);
-    let _call = call_at_work(&evicted).await;
+    let at = permits.iter().position(|permit| Arc::ptr_eq(&permit.activity, &evicted));
+    slots[at.unwrap()].begin_call();
     let entering = connections.enter(address(3), || false);
     assert!(tokio::time::timeout(Duration::from_secs(5), entering).await.is_err());
     assert_eq!(evictions(), 2);

@@ -314,6 +314,22 @@ async fn a_closed_connection_ends_the_stay() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_evicted_connection_begins_no_call_once_its_slots_were_free() {
+    let (mut rig, receiver) = Rig::new().await;
+    let (service, activity) = (Arc::clone(&rig.intake.service), Arc::clone(&rig.intake.activity));
+    let peer = rig.client.local_addr().unwrap().ip();
+    // The staying thread has the receiver, and learns of the eviction by the next slot alone.
+    let write = rig.write(async move {
+        let _eviction = service.connections.evict_peer(peer);
+        activity.calls_ended().await;
+    });
+    rig.send_null();
+    let stay = rig.patient_stay_for(&write).run(receiver, write);
+    let ((_, next), _) = Rig::ended(stay).await;
+    assert!(matches!(next, Next::End));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_that_are_refused_end_the_stay_however_many_come() {
     let (rig, receiver) = Rig::new().await;
     // RPC version 7 is refused.
