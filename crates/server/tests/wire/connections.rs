@@ -6,15 +6,18 @@ use std::time::{Duration, Instant};
 
 use proto::mount3::MountStatus;
 use proto::nfs3::{self, StableHow, Status, WriteArgs};
+use proto::nfs4;
 use proto::oncrpc::{AcceptStat, ReplyHeader};
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use spillway_server::counters::Counter;
+use spillway_server::report::{DroppedClient, Monitor};
 
 use crate::client::{Client, encoded, in_fragments, mode, ok, refusal};
 use crate::fixture::{Fixture, Frozen, Mounted, TRUSTING, is_root};
 use crate::limits::in_own_process;
-use crate::nfs4::client::Session;
+use crate::local_file::eventually;
+use crate::nfs4::client::{CHANNEL, Operations, Session, compound};
 use crate::skip::skip;
 
 /// Admits every loopback address but 127.0.0.66.
@@ -155,6 +158,17 @@ fn a_closed_connection_counts_until_its_calls_end() {
     first.null();
 }
 
+fn drop_client(monitor: &Monitor, address: Ipv4Addr) -> DroppedClient {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+    runtime.unwrap().block_on(monitor.drop_client(address.into()))
+}
+
+/// The status of SEQUENCE.
+fn sequence(session: &mut Session) -> nfs4::Reply<()> {
+    let call = session.sequenced(&Operations::new());
+    compound(&mut session.client, session.minor_version, &call).status
+}
+
 #[test]
 fn a_dropped_client_keeps_its_state_until_its_calls_end() {
     for has_state in [true, false] {
@@ -168,21 +182,46 @@ fn a_dropped_client_keeps_its_state_until_its_calls_end() {
             std::thread::sleep(Duration::from_millis(10));
         }
         let monitor = fixture.server().monitor();
-        let dropping = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
-            runtime.unwrap().block_on(monitor.drop_client(loopback(1).into()))
-        });
+        let dropping = std::thread::spawn(move || drop_client(&monitor, loopback(1)));
         std::thread::sleep(Duration::from_millis(500));
-        let mut second = Client::connect_from(loopback(1), fixture.address());
-        let calling = std::thread::spawn(move || second.null());
-        std::thread::sleep(Duration::from_millis(500));
+        let second = Client::connect_from(loopback(1), fixture.address());
+        let calling = std::thread::spawn(move || Session::over(second, b"second", 1, CHANNEL));
+        if has_state {
+            std::thread::sleep(Duration::from_millis(500));
+            assert!(!calling.is_finished(), "the client has its state still");
+        } else {
+            assert!(eventually(|| calling.is_finished()), "there is no state to wait for");
+        }
         assert!(!dropping.is_finished(), "a call is in progress");
-        assert_eq!(calling.is_finished(), !has_state, "only a client with state waits for its end");
         drop(frozen);
-        let (dropped, sessions) = (dropping.join().unwrap(), session.iter().count());
-        assert_eq!((dropped.connections, dropped.calls_in_progress), (1 + sessions, 0));
-        calling.join().unwrap();
+        let lost = usize::from(has_state);
+        let expected =
+            DroppedClient { connections: 1 + lost, nfs4_clients: lost, calls_in_progress: 0 };
+        assert_eq!(dropping.join().unwrap(), expected);
+        calling.join().unwrap().export();
+        if let Some(mut session) = session {
+            session.client = Client::connect_from(loopback(1), fixture.address());
+            assert_eq!(sequence(&mut session), Err(nfs4::Status::Badsession));
+        }
     }
+}
+
+#[test]
+fn a_session_ends_when_the_address_is_dropped_that_its_client_came_from() {
+    let fixture = Fixture::with(NETWORK);
+    let monitor = fixture.server().monitor();
+    let connect = |last| Client::connect_from(loopback(last), fixture.address());
+    let mut session = Session::over(connect(1), b"a client", 1, CHANNEL);
+    let _first = std::mem::replace(&mut session.client, connect(2));
+    session.export();
+    let expected =
+        |nfs4_clients| DroppedClient { connections: 1, nfs4_clients, calls_in_progress: 0 };
+    assert_eq!(drop_client(&monitor, loopback(2)), expected(0));
+    session.client = connect(2);
+    session.export();
+    assert_eq!(drop_client(&monitor, loopback(1)), expected(1));
+    assert_eq!(sequence(&mut session), Err(nfs4::Status::Badsession));
+    Session::over(connect(1), b"a client", 1, CHANNEL).export();
 }
 
 #[test]
