@@ -10,6 +10,14 @@ fn cache_with(readdirplus: UseReaddirplus) -> Arc<DirectoryCache> {
     DirectoryCache::new(&config(64 << 20, readdirplus), 2, handle(2))
 }
 
+/// A cache in which handles are used for `names_believed` after a foreign change, and those of a
+/// page without a stamp no longer.
+fn cache_believing(names_believed: Duration) -> Arc<DirectoryCache> {
+    let config = Arc::into_inner(config(64 << 20, UseReaddirplus::Always)).unwrap();
+    let config = ListingConfig { names_believed, unstamped_believed: Duration::ZERO, ..config };
+    DirectoryCache::new(&Arc::new(config), 2, handle(2))
+}
+
 /// For each call since the last use of this, whether it was READDIRPLUS.
 fn plus_calls(dir: &Simulated) -> Vec<bool> {
     dir.take_calls().iter().map(|call| call.plus).collect()
@@ -193,16 +201,8 @@ fn the_page_whose_reply_shows_a_change_stays_valid() {
 #[test]
 fn a_page_fetched_during_a_change_is_not_believed_without_a_time_limit() {
     let dir = Simulated::new(300, 100);
-    let config = ListingConfig {
-        budget: Arc::new(ListingBudget::new(64 << 20)),
-        readdirplus: UseReaddirplus::Always,
-        reply_bytes: FULL_REPLY_BYTES,
-        names_believed: Duration::ZERO,
-        unstamped_believed: Duration::ZERO,
-        tracer: Arc::default(),
-    };
     run(async {
-        let cache = DirectoryCache::new(&Arc::new(config), 2, handle(2));
+        let cache = cache_believing(Duration::ZERO);
         let reader = cache.open(dir.clone(), dir.change());
         let page = reader.entries_after(0).await.unwrap();
         let first = page.iter().next().unwrap();
@@ -216,16 +216,8 @@ fn a_page_fetched_during_a_change_is_not_believed_without_a_time_limit() {
 #[test]
 fn a_name_just_listed_is_found_in_a_busy_directory() {
     let dir = Simulated::new(300, 100);
-    let config = ListingConfig {
-        budget: Arc::new(ListingBudget::new(64 << 20)),
-        readdirplus: UseReaddirplus::Always,
-        reply_bytes: FULL_REPLY_BYTES,
-        names_believed: Duration::from_secs(3600),
-        unstamped_believed: Duration::ZERO,
-        tracer: Arc::default(),
-    };
     run(async {
-        let cache = DirectoryCache::new(&Arc::new(config), 2, handle(2));
+        let cache = cache_believing(Duration::from_secs(3600));
         let reader = cache.open(dir.clone(), dir.change());
         let page = reader.entries_after(0).await.unwrap();
         dir.lock().add();
