@@ -35,7 +35,7 @@ mod source;
 mod validity;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use proto::nfs3::{Attributes, FileHandle};
 
@@ -75,10 +75,10 @@ pub(crate) struct ListingConfig {
 pub(crate) struct Found {
     /// The file handle.
     pub(crate) handle: FileHandle,
-    /// The attributes from `age` ago, if the server returned them.
+    /// The attributes, if the server returned them.
     pub(crate) attributes: Option<Attributes>,
-    /// Time since the reply.
-    pub(crate) age: Duration,
+    /// When the call was sent: the attributes may be as old.
+    pub(crate) sent_at: Instant,
     /// How long it may be used.
     pub(crate) ttl: Duration,
 }

@@ -10,7 +10,7 @@ mod silly_rename;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use proto::nfs3::{ACCESS_EXECUTE, Attributes, FileHandle, FsinfoOk, FsstatOk, SetAttributes};
 use rustix::io::Errno;
@@ -112,10 +112,10 @@ impl FileSystem {
         self.superblock().on_foreign_change(Box::new(listener));
     }
 
-    /// The object of an entry of a listing fetched `age` ago, if the entry has handle and
-    /// attributes and the handle is not known to be stale. Makes no call.
-    pub(crate) fn listed(&self, entry: &Entry<'_>, age: Duration) -> Option<Arc<Inode>> {
-        let sent = Sent::At(Instant::now().checked_sub(age)?);
+    /// The object of an entry of a listing whose call was sent at `sent_at`, if the entry has
+    /// handle and attributes and the handle is not known to be stale. Makes no call.
+    pub(crate) fn listed(&self, entry: &Entry<'_>, sent_at: Instant) -> Option<Arc<Inode>> {
+        let sent = Sent::At(sent_at);
         let (handle, attributes) = (entry.handle?, entry.attributes?);
         let is_stale = self.shared.inodes.is_stale(&handle);
         (!is_stale).then(|| self.shared.inodes.inode(handle, attributes, sent))

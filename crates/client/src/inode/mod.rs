@@ -467,12 +467,11 @@ impl Inode {
         }
     }
 
-    /// The handle and attributes of `name` from a cached listing, and when they were fetched.
+    /// The handle and attributes of `name` from a cached listing, and when its call was sent.
     pub(crate) fn listed(&self, name: &[u8]) -> Option<(FileHandle, Attributes, Sent)> {
         let Contents::Directory(directory) = &self.contents else { return None };
-        let Found { handle, attributes, age, .. } = directory.listing.lookup(name)?;
-        let at = Instant::now().checked_sub(age)?;
-        Some((handle, attributes?, Sent::At(at)))
+        let Found { handle, attributes, sent_at, .. } = directory.listing.lookup(name)?;
+        Some((handle, attributes?, Sent::At(sent_at)))
     }
 
     /// Whether [`listed`](Self::listed) finds `name`, without the count of a lookup.

@@ -56,8 +56,8 @@ impl Operations {
             if plus {
                 // The kernel takes it for the answer to a LOOKUP.
                 let ttl = directory.handle_ttl(&names, name.name);
-                let age = names.fetched_at().elapsed();
-                let inode = if ttl.is_zero() { None } else { caller.listed(&name, age) };
+                let sent_at = names.sent_at();
+                let inode = if ttl.is_zero() { None } else { caller.listed(&name, sent_at) };
                 self.add_plus(&mut listing, &node, &name, inode, ttl);
             } else {
                 listing.add(&dirent(&name));

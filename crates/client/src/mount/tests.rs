@@ -542,6 +542,26 @@ async fn the_kernel_keeps_a_listed_name_no_longer_than_its_listing_is_believed()
     panic!("the machine is too slow");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_listing_does_not_show_attributes_from_before_a_change_seen_since_its_call() {
+    let (peer, operations, dir) = listing().await;
+    let node = looked_up(&operations).await;
+    peer.hold(Procedure::Readdirplus);
+    let listing = Arc::clone(&operations);
+    let listed = tokio::spawn(async move { listed(&listing, dir, 0, 4096).await });
+    within(peer.called(Procedure::Readdirplus)).await;
+    note_foreign_change(&operations, node);
+    let inode = Arc::clone(&operations.node(node).map_err(errno).unwrap().inode);
+    let changed = inode.attributes();
+    peer.release();
+    assert_eq!(within(listed).await.unwrap()[0], node);
+    assert_eq!(inode.attributes(), changed, "after READDIRPLUS");
+    let file_system = &operations.file_system;
+    file_system.lookup(&file_system.root(), FILE).await.unwrap();
+    assert_eq!(peer.calls(&[Procedure::Lookup]).len(), 1, "the name is found in the listing");
+    assert_eq!(inode.attributes(), changed, "after LOOKUP");
+}
+
 /// How long a listing is believed after a foreign change of its directory.
 const BELIEVED: Duration = Duration::from_secs(1);
 

@@ -183,7 +183,7 @@ pub(super) async fn by_client(
     let dir = dir.map_err(refused())?;
     let (_, done_before) = pause.times();
     let meter = export.begin()?;
-    let (mut course, mut cookie, mut last_fetched) = (Course::begin(), 0, None);
+    let (mut course, mut cookie, mut last_sent) = (Course::begin(), 0, None);
     let opened = file_system.open_dir(&dir).await.map_err(refused())?;
     loop {
         let page = opened.entries_after(cookie).await.map_err(|error| refused()(error))?;
@@ -191,12 +191,12 @@ pub(super) async fn by_client(
             break;
         }
         let taken = || page.iter().take(ENTRIES_AT_ONCE);
-        if last_fetched == Some(page.fetched_at()) {
+        if last_sent == Some(page.sent_at()) {
             course.note_more(taken().map(|entry| entry.name));
         } else {
             course.note(taken().map(|entry| entry.name));
         }
-        last_fetched = Some(page.fetched_at());
+        last_sent = Some(page.sent_at());
         cookie = taken().last().map_or(cookie, |entry| entry.cookie);
         course.pause(pause).await;
     }

@@ -106,6 +106,7 @@ struct Fetched {
     listing: Listing,
     /// The request that was answered, after retries.
     request: ListingRequest,
+    sent_at: Instant,
 }
 
 impl DirectoryCache {
@@ -169,7 +170,7 @@ impl DirectoryCache {
         Some(Found {
             handle: entry.handle?,
             attributes: entry.attributes.copied(),
-            age: now.saturating_duration_since(page.fetched_at),
+            sent_at: page.sent_at.into_std(),
             ttl: ttl(page),
         })
     }
@@ -338,6 +339,7 @@ impl DirectoryCache {
                 plus: fetched.request.plus,
                 stamp: after.filter(|after| before == Some(*after)),
                 issued,
+                sent_at: fetched.sent_at,
                 fetched_at: Instant::now(),
             };
             Ok((Arc::new(Page::new(&fetched.listing, provenance)?), after))
@@ -447,6 +449,7 @@ impl fmt::Debug for DirectoryCache {
 /// Makes the call, and retries once without what the server rejects.
 async fn fetch(source: &impl ListingSource, mut request: ListingRequest) -> Result<Fetched> {
     loop {
+        let sent_at = Instant::now();
         match source.list(request).await {
             // Some servers change the verifier with each change of the directory, although their
             // cookies stay valid. A verifier of zeros is accepted there.
@@ -458,7 +461,7 @@ async fn fetch(source: &impl ListingSource, mut request: ListingRequest) -> Resu
             // READDIRPLUS can be disabled on a Linux server.
             Err(error) if error.is(Status::Notsupp) && request.plus => request.plus = false,
             Err(error) => return Err(error),
-            Ok(listing) => return Ok(Fetched { listing, request }),
+            Ok(listing) => return Ok(Fetched { listing, request, sent_at }),
         }
     }
 }

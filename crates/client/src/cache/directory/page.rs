@@ -37,6 +37,8 @@ pub(crate) struct Page {
     pub(super) stamp: Option<Change>,
     /// When the call was sent, counted in events of the directory. Unique.
     pub(super) issued: u64,
+    /// When the call was sent.
+    pub(super) sent_at: Instant,
     /// When the reply was received.
     pub(super) fetched_at: Instant,
     /// Position in the order of the budget; 0 for none. Protected by the budget's lock.
@@ -52,6 +54,7 @@ pub(super) struct Provenance {
     pub(super) plus: bool,
     pub(super) stamp: Option<Change>,
     pub(super) issued: u64,
+    pub(super) sent_at: Instant,
     pub(super) fetched_at: Instant,
 }
 
@@ -138,6 +141,7 @@ impl Page {
             verifier: *verifier,
             stamp: provenance.stamp,
             issued: provenance.issued,
+            sent_at: provenance.sent_at,
             fetched_at: provenance.fetched_at,
             place: AtomicU64::new(0),
             by_name: OnceLock::new(),
@@ -292,10 +296,10 @@ impl PageSlice {
         self.page.plus
     }
 
-    /// When the reply with these entries was received.
+    /// When the call was sent that returned these entries: their attributes may be as old.
     #[must_use]
-    pub fn fetched_at(&self) -> Instant {
-        self.page.fetched_at
+    pub fn sent_at(&self) -> std::time::Instant {
+        self.page.sent_at.into_std()
     }
 
     /// The cookie behind the last entry.

@@ -622,9 +622,14 @@ fn a_last_page_that_leads_back_is_an_error() {
         });
         let (names, verifier) = (names.collect(), CookieVerifier::default());
         let listing = Listing { dir_attributes: None, verifier, names, eof: true };
-        let fetched_at = Instant::now();
-        let provenance =
-            Provenance { start_cookie, plus: false, stamp: None, issued: 0, fetched_at };
+        let provenance = Provenance {
+            start_cookie,
+            plus: false,
+            stamp: None,
+            issued: 0,
+            sent_at: Instant::now(),
+            fetched_at: Instant::now(),
+        };
         Page::new(&listing, provenance)
     };
     assert!(page(0, &[1, 2]).is_ok() && page(2, &[1, 3]).is_ok() && page(2, &[]).is_ok());

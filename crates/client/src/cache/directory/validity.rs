@@ -177,6 +177,7 @@ mod tests {
             plus: true,
             stamp,
             issued: validity.tick(),
+            sent_at: Instant::now(),
             fetched_at: Instant::now(),
         };
         Page::new(&listing, provenance).unwrap()

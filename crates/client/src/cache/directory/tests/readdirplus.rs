@@ -143,7 +143,7 @@ fn names_are_found_until_they_may_refer_to_other_files() {
             let found = cache.lookup(&name(fileid)).unwrap();
             assert_eq!(found.handle, handle(fileid));
             assert_eq!(found.attributes, Some(attributes(fileid, fileid)));
-            assert!(found.age < Duration::from_secs(60));
+            assert!(found.sent_at.elapsed() < Duration::from_secs(60));
         }
         assert_eq!(cache.lookup(b"no such file"), None);
 
