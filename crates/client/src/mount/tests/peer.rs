@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use proto::nfs3::{
     AccessArgs, AccessOk, AccessReply, Attributes, CommitOk, CommitReply, CookieVerifier,
-    CreatedOk, CreatedReply, DirOp, EntryPlus, FileHandle, FileType, FsinfoOk, FsinfoReply,
-    GetattrArgs, GetattrOk, GetattrReply, LinkOk, LinkReply, LookupArgs, LookupOk, LookupReply,
-    Procedure, ReaddirplusArgs, ReaddirplusOk, ReaddirplusReply, RemovedOk, RemovedReply, RenameOk,
+    CreatedOk, CreatedReply, DirOp, EntryPlus, FileHandle, FileType, FsinfoReply, GetattrArgs,
+    GetattrOk, GetattrReply, LinkOk, LinkReply, LookupArgs, LookupOk, LookupReply, Procedure,
+    ReaddirplusArgs, ReaddirplusOk, ReaddirplusReply, RemovedOk, RemovedReply, RenameOk,
     RenameReply, SetAttributes, SetattrArgs, SetattrOk, SetattrReply, StableHow, Status, Time,
     WccData, WriteArgs, WriteOk, WriteReply, WriteVerifier,
 };
@@ -20,7 +20,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 use super::super::operations::{Operations, Rules};
-use crate::fixture::file_attributes;
+use crate::fixture::{file_attributes, fsinfo};
 use crate::mount_options::LookupCache;
 use crate::nfs3::{Flavor, Nfs3};
 use crate::{FileSystem, Identity, MountOptions};
@@ -299,24 +299,6 @@ impl State {
 fn handle(name: &[u8]) -> FileHandle {
     FileHandle::new(name).unwrap()
 }
-
-fn fsinfo() -> FsinfoOk {
-    FsinfoOk {
-        attributes: None,
-        rtmax: TRANSFER_BYTES,
-        rtpref: TRANSFER_BYTES,
-        rtmult: 1,
-        wtmax: TRANSFER_BYTES,
-        wtpref: TRANSFER_BYTES,
-        wtmult: 1,
-        dtpref: TRANSFER_BYTES,
-        maxfilesize: u64::MAX,
-        time_delta: Time { seconds: 0, nseconds: 1 },
-        properties: 0,
-    }
-}
-
-const TRANSFER_BYTES: u32 = 1 << 16;
 
 /// More than any call of these tests.
 const CALL_BYTES_MAX: usize = 1 << 20;
