@@ -7,6 +7,7 @@
 //! system above it. The modules of `inode` refer to each other: a file's write-back makes its calls
 //! through [`write_calls`], which update the inode that owns the write-back.
 
+mod known;
 mod own_change;
 mod silly_rename;
 mod superblock;
@@ -25,19 +26,20 @@ use proto::nfs3::{Attributes, FileHandle, FileType, SetAttributes, Status};
 use rustix::io::Errno;
 use tokio::sync::{Notify, watch};
 
+pub(crate) use known::Sent;
 pub(crate) use silly_rename::{Hold, SillyRename, remove, silly_name};
 pub(crate) use superblock::Superblock;
 pub(crate) use table::InodeTable;
 pub(crate) use to_the_end::to_the_end;
 pub(crate) use write_calls::WriteCalls;
 
-use crate::cache::attributes::{self, AttributeCache};
-use crate::cache::change::{Attribution, Change, ChangeText, ChangeTracker, Moment};
+use crate::cache::change::{Attribution, Change, ChangeText};
 use crate::cache::directory::{DirectoryCache, Found};
 use crate::cache::write_back::{Truncation, WriteBack};
 use crate::nfs3::Nfs3;
 use crate::trace::{Event, Object};
 use crate::{Error, Result};
+use known::Known;
 
 /// An object of the server.
 pub struct Inode {
@@ -51,14 +53,6 @@ pub struct Inode {
     own_call_ended: Notify,
     contents: Contents,
     table: Arc<InodeTable>,
-}
-
-/// The object as replies show it.
-struct Known {
-    attributes: AttributeCache,
-    tracker: ChangeTracker,
-    /// Time of the last event: a reply, or the beginning of an own change.
-    disturbed_at: Instant,
 }
 
 /// The caches beside the attributes.
@@ -100,48 +94,6 @@ struct Opens {
     silly_renames: Vec<SillyRename>,
 }
 
-/// When a call was sent, for the attributes in its reply.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Sent {
-    /// At this time. The object was not known yet, as with LOOKUP.
-    At(Instant),
-    /// At this place in the order of the object's events.
-    InOrder(Moment, attributes::Sent),
-}
-
-impl Sent {
-    /// For a call to be sent now, for an object that is not known yet.
-    pub(crate) fn now() -> Self {
-        Self::At(Instant::now())
-    }
-
-    fn at(self) -> Instant {
-        match self {
-            Self::At(at) => at,
-            Self::InOrder(_, sent) => sent.at(),
-        }
-    }
-}
-
-impl Known {
-    /// For a call to be sent now.
-    fn sending(&mut self) -> (Moment, attributes::Sent) {
-        (self.tracker.moment(), self.attributes.sending(Instant::now()))
-    }
-
-    /// The place of a call in the order of the object's events. A call sent at a time comes after
-    /// all events if it was sent later than the last, otherwise before all.
-    fn in_order(&mut self, sent: Sent) -> (Moment, attributes::Sent) {
-        match sent {
-            Sent::InOrder(moment, sent) => (moment, sent),
-            Sent::At(at) if at > self.disturbed_at => {
-                (self.tracker.moment(), self.attributes.sending(at))
-            }
-            Sent::At(at) => (Moment::BEFORE_ALL, attributes::Sent::before_all(at)),
-        }
-    }
-}
-
 impl Inode {
     pub(crate) fn new(
         handle: FileHandle,
@@ -164,15 +116,7 @@ impl Inode {
             }),
             _ => Contents::Other,
         };
-        let known = Known {
-            attributes: AttributeCache::new(
-                attributes,
-                table.superblock().options().into(),
-                sent.at(),
-            ),
-            tracker: ChangeTracker::new(attributes),
-            disturbed_at: Instant::now(),
-        };
+        let known = Known::new(attributes, table.superblock().options().into(), sent);
         let (known, table) = (Mutex::new(known), Arc::clone(table));
         let (is_stale, own_call_ended) = (AtomicBool::new(false), Notify::new());
         Self { handle, fileid, file_type, known, is_stale, own_call_ended, contents, table }
@@ -260,8 +204,7 @@ impl Inode {
 
     /// To be taken before a call is sent whose reply has attributes of this object.
     pub(crate) fn sent(&self) -> Sent {
-        let (moment, sent) = self.known().sending();
-        Sent::InOrder(moment, sent)
+        self.known().sending()
     }
 
     /// GETATTR, RFC 1813 §3.3.1.

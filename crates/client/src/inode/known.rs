@@ -1,0 +1,67 @@
+//! An object as replies show it.
+
+use std::time::Instant;
+
+use proto::nfs3::Attributes;
+
+use crate::cache::attributes::{self, AttributeCache, AttributeTimeouts};
+use crate::cache::change::{ChangeTracker, Moment};
+
+/// What is known of an object.
+pub(super) struct Known {
+    pub(super) attributes: AttributeCache,
+    pub(super) tracker: ChangeTracker,
+    /// Time of the last event: a reply, or the beginning of an own change.
+    pub(super) disturbed_at: Instant,
+}
+
+/// When a call was sent, for the attributes in its reply.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Sent {
+    /// At this time. The object was not known yet, as with LOOKUP.
+    At(Instant),
+    /// At this place in the order of the object's events.
+    InOrder(Moment, attributes::Sent),
+}
+
+impl Sent {
+    /// For a call to be sent now, for an object that is not known yet.
+    pub(crate) fn now() -> Self {
+        Self::At(Instant::now())
+    }
+
+    fn at(self) -> Instant {
+        match self {
+            Self::At(at) => at,
+            Self::InOrder(_, sent) => sent.at(),
+        }
+    }
+}
+
+impl Known {
+    /// An object that the reply to a call sent at `sent` shows for the first time.
+    pub(super) fn new(attributes: &Attributes, timeouts: AttributeTimeouts, sent: Sent) -> Self {
+        Self {
+            attributes: AttributeCache::new(attributes, timeouts, sent.at()),
+            tracker: ChangeTracker::new(attributes),
+            disturbed_at: Instant::now(),
+        }
+    }
+
+    /// For a call to be sent now.
+    pub(super) fn sending(&mut self) -> Sent {
+        Sent::InOrder(self.tracker.moment(), self.attributes.sending(Instant::now()))
+    }
+
+    /// The place of a call in the order of the object's events. A call sent at a time comes after
+    /// all events if it was sent later than the last, otherwise before all.
+    pub(super) fn in_order(&mut self, sent: Sent) -> (Moment, attributes::Sent) {
+        match sent {
+            Sent::InOrder(moment, sent) => (moment, sent),
+            Sent::At(at) if at > self.disturbed_at => {
+                (self.tracker.moment(), self.attributes.sending(at))
+            }
+            Sent::At(at) => (Moment::BEFORE_ALL, attributes::Sent::before_all(at)),
+        }
+    }
+}
