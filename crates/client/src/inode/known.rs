@@ -5,7 +5,7 @@ use std::time::Instant;
 use proto::nfs3::Attributes;
 
 use crate::cache::attributes::{self, AttributeCache, AttributeTimeouts};
-use crate::cache::change::{ChangeTracker, Moment};
+use crate::cache::change::{Attribution, Change, ChangeTracker, Moment};
 
 /// What is known of an object.
 pub(super) struct Known {
@@ -53,9 +53,26 @@ impl Known {
         Sent::InOrder(self.tracker.moment(), self.attributes.sending(Instant::now()))
     }
 
+    /// Processes attributes from a reply. Returns the attribution of a change, and the change
+    /// stamps before and after it.
+    pub(super) fn observe(
+        &mut self,
+        attributes: &Attributes,
+        sent: Sent,
+    ) -> (Attribution, Change, Change) {
+        let from = self.tracker.known();
+        let (moment, sent) = self.in_order(sent);
+        let attribution = self.tracker.observe(attributes, moment);
+        if !self.tracker.is_past(attributes) {
+            self.attributes.learn(attributes, sent);
+        }
+        self.disturbed_at = Instant::now();
+        (attribution, from, self.tracker.known())
+    }
+
     /// The place of a call in the order of the object's events. A call sent at a time comes after
     /// all events if it was sent later than the last, otherwise before all.
-    pub(super) fn in_order(&mut self, sent: Sent) -> (Moment, attributes::Sent) {
+    fn in_order(&mut self, sent: Sent) -> (Moment, attributes::Sent) {
         match sent {
             Sent::InOrder(moment, sent) => (moment, sent),
             Sent::At(at) if at > self.disturbed_at => {

@@ -223,8 +223,9 @@ impl Inode {
     /// call.
     pub(crate) fn note(&self, attributes: Option<&Attributes>, sent: Sent) {
         let Some(attributes) = attributes else { return };
-        let (attribution, from, to) = self.observe(attributes, sent);
-        self.apply(attribution, from, to);
+        let mut known = self.known();
+        let (attribution, from, to) = known.observe(attributes, sent);
+        self.apply(known, attribution, from, to);
     }
 
     /// Like [`note`](Self::note), for the call of an open, which must not miss a change that
@@ -233,8 +234,12 @@ impl Inode {
     /// the latest change of another client that was noticed.
     pub(crate) async fn note_for_open(&self, attributes: Option<&Attributes>, sent: Sent) {
         let Some(attributes) = attributes else { return };
-        let (attribution, from, to) = self.observe(attributes, sent);
-        self.apply(attribution, from, to);
+        let attribution = {
+            let mut known = self.known();
+            let (attribution, from, to) = known.observe(attributes, sent);
+            self.apply(known, attribution, from, to);
+            attribution
+        };
         if attribution == Attribution::Undecided {
             self.decide(attributes).await;
         }
@@ -249,18 +254,20 @@ impl Inode {
         let deadline = Instant::now() + DECIDED_WITHIN;
         loop {
             let ended = self.own_call_ended.notified();
-            let (decided, from, to) = {
+            {
                 let mut known = self.known();
                 let from = known.tracker.known();
-                (known.tracker.decide_observed(attributes, next_call), from, known.tracker.known())
-            };
-            match decided {
-                Some(attribution) => return self.apply(attribution, from, to),
-                // None was seen: the own calls may take long, and the open does not wait for them.
-                None if Instant::now() >= deadline => return self.drop_cached(),
-                // A call that is given up ends without a notification.
-                None => drop(tokio::time::timeout(GIVEN_UP_POLL, ended).await),
+                if let Some(decided) = known.tracker.decide_observed(attributes, next_call) {
+                    let to = known.tracker.known();
+                    return self.apply(known, decided, from, to);
+                }
             }
+            if Instant::now() >= deadline {
+                // None was seen: the own calls may take long, and the open does not wait for them.
+                return self.drop_cached();
+            }
+            // A call that is given up ends without a notification.
+            drop(tokio::time::timeout(GIVEN_UP_POLL, ended).await);
         }
     }
 
@@ -268,25 +275,19 @@ impl Inode {
     /// cache takes the change stamp from the same reply, and invalidates its older pages itself.
     pub(crate) fn note_listing(&self, attributes: Option<&Attributes>, sent: Sent) {
         let Some(attributes) = attributes else { return };
-        let (attribution, from, to) = self.observe(attributes, sent);
+        let (attribution, from, to) = self.known().observe(attributes, sent);
         self.trace(attribution, from, to);
     }
 
-    /// Returns the attribution of a change, and the change stamps before and after it.
-    fn observe(&self, attributes: &Attributes, sent: Sent) -> (Attribution, Change, Change) {
-        let mut known = self.known();
-        let from = known.tracker.known();
-        let (moment, sent) = known.in_order(sent);
-        let attribution = known.tracker.observe(attributes, moment);
-        if !known.tracker.is_past(attributes) {
-            known.attributes.learn(attributes, sent);
-        }
-        known.disturbed_at = Instant::now();
-        (attribution, from, known.tracker.known())
-    }
-
-    /// Traces a change, and drops the caches if it was foreign.
-    fn apply(&self, attribution: Attribution, from: Change, to: Change) {
+    /// Traces a change, and drops the caches if it was foreign. Under the lock: an open for which
+    /// the change is known must not find the old data cached.
+    fn apply(
+        &self,
+        known: MutexGuard<'_, Known>,
+        attribution: Attribution,
+        from: Change,
+        to: Change,
+    ) {
         self.trace(attribution, from, to);
         if attribution != Attribution::Foreign {
             return;
@@ -294,7 +295,11 @@ impl Inode {
         if let Contents::File(file) = &self.contents {
             file.written.note_foreign_change();
         }
-        self.drop_cached();
+        let is_open = self.clear_caches();
+        drop(known);
+        if is_open {
+            self.superblock().report_foreign_change(self.handle);
+        }
     }
 
     fn trace(&self, attribution: Attribution, from: Change, to: Change) {
@@ -309,21 +314,27 @@ impl Inode {
 
     /// Drops the caches after a foreign change.
     fn drop_cached(&self) {
+        if self.clear_caches() {
+            self.superblock().report_foreign_change(self.handle);
+        }
+    }
+
+    /// Like [`drop_cached`](Self::drop_cached), without the report, whose listener may lock the
+    /// inode. Returns whether it is needed: the file is open.
+    fn clear_caches(&self) -> bool {
         match &self.contents {
             Contents::File(file) => {
                 file.data_epoch.fetch_add(1, Ordering::AcqRel);
                 file.written.forget_kept();
-                let is_open = {
-                    let mut opens = lock(&file.opens);
-                    (opens.changed, opens.changed_at) = (true, Some(Instant::now()));
-                    opens.count > 0
-                };
-                if is_open {
-                    self.superblock().report_foreign_change(self.handle);
-                }
+                let mut opens = lock(&file.opens);
+                (opens.changed, opens.changed_at) = (true, Some(Instant::now()));
+                opens.count > 0
             }
-            Contents::Directory(directory) => directory.listing.invalidate("foreign change"),
-            Contents::Other => {}
+            Contents::Directory(directory) => {
+                directory.listing.invalidate("foreign change");
+                false
+            }
+            Contents::Other => false,
         }
     }
 
@@ -523,3 +534,6 @@ const DECIDED_WITHIN: Duration = Duration::from_secs(1);
 
 /// How often an open looks for own calls that were given up.
 const GIVEN_UP_POLL: Duration = Duration::from_millis(20);
+
+#[cfg(test)]
+mod tests;

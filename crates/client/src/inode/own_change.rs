@@ -29,21 +29,19 @@ impl OwnChange {
     /// client changed it too.
     pub(crate) fn finish(self, evidence: &Evidence) -> Option<Change> {
         let Self { inode, call, sent } = self;
-        let (attribution, from, to) = {
-            let mut known = inode.known();
-            let from = known.tracker.known();
-            let attribution = known.tracker.finish(call, evidence);
-            match evidence.attributes() {
-                Some(after) if known.tracker.is_past(after) => {}
-                Some(after) => {
-                    known.attributes.learn(after, sent);
-                }
-                None => known.attributes.expire(),
+        let mut known = inode.known();
+        let from = known.tracker.known();
+        let attribution = known.tracker.finish(call, evidence);
+        match evidence.attributes() {
+            Some(after) if known.tracker.is_past(after) => {}
+            Some(after) => {
+                known.attributes.learn(after, sent);
             }
-            known.disturbed_at = Instant::now();
-            (attribution, from, known.tracker.known())
-        };
-        inode.apply(attribution, from, to);
+            None => known.attributes.expire(),
+        }
+        known.disturbed_at = Instant::now();
+        let to = known.tracker.known();
+        inode.apply(known, attribution, from, to);
         inode.own_call_ended.notify_waiters();
         matches!(attribution, Attribution::Own | Attribution::Unchanged).then_some(to)
     }

@@ -1,0 +1,47 @@
+//! Orders of replies, and of what threads do with them, that no server makes on demand.
+
+use std::sync::mpsc;
+use std::thread;
+
+use proto::nfs3::Time;
+
+use super::*;
+use crate::MountOptions;
+use crate::fixture::{file_attributes, fsinfo};
+use crate::trace::Tracer;
+
+/// A file that was last changed at `seconds`.
+fn changed_at(seconds: u32) -> Attributes {
+    file_attributes(0, Time { seconds, nseconds: 0 })
+}
+
+/// The inode of the file as changed at 1.
+fn inode(tracer: Arc<Tracer>) -> Arc<Inode> {
+    let superblock = Superblock::new(MountOptions::default(), &fsinfo(), tracer);
+    let handle = FileHandle::new(b"file").unwrap();
+    InodeTable::new(superblock).inode(handle, &changed_at(1), Sent::now())
+}
+
+#[test]
+fn an_open_for_which_a_foreign_change_is_known_finds_the_caches_dropped() {
+    let tracer = Arc::new(Tracer::default());
+    let inode = inode(Arc::clone(&tracer));
+    assert!(inode.opened(), "the caches are valid");
+    let (noticed, notices) = mpsc::channel();
+    tracer.listen(move |_, _, _| {
+        noticed.send(()).unwrap();
+        thread::sleep(A_WHILE);
+    });
+    tracer.set(Event::CacheInvalidate.into());
+    let by_another = Arc::clone(&inode);
+    let opened = thread::spawn(move || {
+        notices.recv().unwrap();
+        by_another.note(Some(&changed_at(2)), by_another.sent());
+        by_another.opened()
+    });
+    inode.note(Some(&changed_at(2)), inode.sent());
+    assert!(!opened.join().unwrap(), "data from before the change is cached");
+}
+
+/// Time for another thread to overtake this one.
+const A_WHILE: Duration = Duration::from_millis(200);
