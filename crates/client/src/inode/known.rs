@@ -11,7 +11,7 @@ use crate::cache::change::{Attribution, Change, ChangeTracker, Moment};
 pub(super) struct Known {
     pub(super) attributes: AttributeCache,
     pub(super) tracker: ChangeTracker,
-    /// Time of the last event: a reply, or the beginning of an own change.
+    /// Time of the last event: a reply, the beginning of an own change, or an expiry.
     pub(super) disturbed_at: Instant,
 }
 

@@ -173,7 +173,9 @@ impl Inode {
 
     /// Makes the attributes expire.
     pub(crate) fn expire(&self) {
-        self.known().attributes.expire();
+        let mut known = self.known();
+        known.attributes.expire();
+        known.disturbed_at = Instant::now();
     }
 
     /// Notes what a SETATTR has set, if its reply had no attributes.

@@ -43,5 +43,17 @@ fn an_open_for_which_a_foreign_change_is_known_finds_the_caches_dropped() {
     assert!(!opened.join().unwrap(), "data from before the change is cached");
 }
 
+#[test]
+fn a_lookup_sent_before_the_attributes_expired_does_not_make_them_valid() {
+    let inode = inode(Arc::default());
+    thread::sleep(Duration::from_millis(1));
+    let sent = Sent::now();
+    inode.expire();
+    inode.note(Some(&changed_at(1)), sent);
+    assert_eq!(inode.fresh_attributes(), None);
+    inode.note(Some(&changed_at(1)), inode.sent());
+    assert!(inode.fresh_attributes().is_some());
+}
+
 /// Time for another thread to overtake this one.
 const A_WHILE: Duration = Duration::from_millis(200);
