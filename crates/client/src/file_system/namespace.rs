@@ -124,6 +124,8 @@ impl FileSystem {
             if !created.as_ref().is_err_and(|error| error.is(Status::Exist)) {
                 break;
             }
+            // Listings are outdated for the name by now, so this is a call, and the kernel may use
+            // the name for as long as after a CREATE.
             created = match self.lookup(dir, name).await {
                 Ok(found) if self.may_have_created(&found, mode) => return Ok(found),
                 Ok(_) => break,

@@ -562,6 +562,16 @@ async fn a_listing_does_not_show_attributes_from_before_a_change_seen_since_its_
     assert_eq!(inode.attributes(), changed, "after LOOKUP");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_that_a_create_finds_is_looked_up_at_the_server_and_not_in_a_listing() {
+    let (peer, operations, dir) = listing().await;
+    listed(&operations, dir, 0, 4096).await;
+    peer.refuse(Procedure::Create, Status::Exist);
+    let (root, name, flags) = (request(ROOT, 0), Name(FILE.into()), OFlags::RDWR.bits());
+    assert!(operations.create(&root, &name, 0o644, flags).await.is_ok());
+    assert_eq!(peer.calls(&[Procedure::Lookup]).len(), 1);
+}
+
 /// How long a listing is believed after a foreign change of its directory.
 const BELIEVED: Duration = Duration::from_secs(1);
 
