@@ -69,12 +69,12 @@ pub(crate) struct Charged {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tags([Tag; LIMITS]);
 
-/// Those whose calls share a debt: an IPv4 address, or an IPv6 network of 64 bits, of which a host
-/// may take any address.
+/// The prefix of the addresses whose calls share a debt: all of an IPv4 address, and 64 bits of an
+/// IPv6 address, because a host may take any address of such a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Flow(ClientId);
+struct Prefix(ClientId);
 
-impl Flow {
+impl Prefix {
     fn of(client: ClientId) -> Self {
         const IPV4_MAPPED: ClientId = 0xffff;
         if client >> 32 == IPV4_MAPPED { Self(client) } else { Self(client >> 64 << 64) }
@@ -112,11 +112,11 @@ impl RateLimits {
         taken: Use,
         now: Moment,
     ) -> (Tags, Charged) {
-        let (counts, flow, now) = (taken.counts(), Flow::of(client), now.nanoseconds());
+        let (counts, prefix, now) = (taken.counts(), Prefix::of(client), now.nanoseconds());
         let mut exports = self.lock();
         let clocks = exports.entry(limited.export).or_default().clocks(limited.limits, now);
         let charges: [_; LIMITS] = from_fn(|at| match &mut clocks[at] {
-            Some(clock) => clock.charge(flow, counts[at], now),
+            Some(clock) => clock.charge(prefix, counts[at], now),
             None => (0, 0),
         });
         let at = charges.map(|(_, at)| at);
@@ -133,12 +133,12 @@ impl RateLimits {
         now: Moment,
     ) {
         let (taken, used) = (taken.counts(), used.counts());
-        let (flow, now) = (Flow::of(client), now.nanoseconds());
+        let (prefix, now) = (Prefix::of(client), now.nanoseconds());
         let mut exports = self.lock();
         let clocks = exports.entry(limited.export).or_default().clocks(limited.limits, now);
         for (at, clock) in clocks.iter_mut().enumerate() {
             let Some(clock) = clock else { continue };
-            clock.settle(flow, (taken[at], charged_at[at]), used[at], now);
+            clock.settle(prefix, (taken[at], charged_at[at]), used[at], now);
         }
     }
 
@@ -151,11 +151,12 @@ impl RateLimits {
         Tags(tags): Tags,
         now: Moment,
     ) -> Duration {
-        let (flow, now) = (Flow::of(client), now.nanoseconds());
+        let (prefix, now) = (Prefix::of(client), now.nanoseconds());
         let mut exports = self.lock();
         let clocks = exports.entry(limited.export).or_default().clocks(limited.limits, now);
         let delays = clocks.iter_mut().zip(tags);
-        let delays = delays.filter_map(|(clock, tag)| Some(clock.as_mut()?.delay(flow, tag, now)));
+        let delays =
+            delays.filter_map(|(clock, tag)| Some(clock.as_mut()?.delay(prefix, tag, now)));
         Duration::from_nanos(delays.max().unwrap_or(0)).saturating_sub(BURST)
     }
 

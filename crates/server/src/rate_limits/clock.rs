@@ -10,7 +10,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use rustc_hash::FxBuildHasher;
 
-use super::{Flow, WAIT_MAX};
+use super::{Prefix, WAIT_MAX};
 
 /// Clients that owe something to a limit. Beyond that, the one that would have paid first owes
 /// nothing.
@@ -39,9 +39,9 @@ pub(super) struct Clock {
     /// When it was read last, in nanoseconds.
     read_at: u64,
     /// The clients that owe something: the last tag of none is behind the clock.
-    debtors: HashMap<Flow, Debtor, FxBuildHasher>,
+    debtors: HashMap<Prefix, Debtor, FxBuildHasher>,
     /// Their last tags, in the order in which they will have paid.
-    order: BTreeSet<(Tag, Flow)>,
+    order: BTreeSet<(Tag, Prefix)>,
 }
 
 /// What a client owes.
@@ -97,19 +97,19 @@ impl Clock {
         // What is a second at one rate may be a day at another.
         let latest = self.latest();
         let beyond = self.order.iter().filter(|(finish, _)| *finish > latest);
-        let flows: Vec<_> = beyond.map(|(_, flow)| *flow).collect();
-        for flow in flows {
-            if let Some(debtor) = self.debtors.get(&flow).copied() {
-                self.set(flow, debtor.cut_to(latest));
+        let prefixes: Vec<_> = beyond.map(|(_, prefix)| *prefix).collect();
+        for prefix in prefixes {
+            if let Some(debtor) = self.debtors.get(&prefix).copied() {
+                self.set(prefix, debtor.cut_to(latest));
             }
         }
     }
 
     /// Has a client owe so many calls or bytes more for a call, until that is settled. Returns its
     /// last tag, and when it was charged, which [`settle`](Self::settle) needs.
-    pub(super) fn charge(&mut self, flow: Flow, count: u64, now: u64) -> (Tag, u64) {
+    pub(super) fn charge(&mut self, prefix: Prefix, count: u64, now: u64) -> (Tag, u64) {
         self.advance(now);
-        (self.owe(flow, count, units(count)), self.read_at)
+        (self.owe(prefix, count, units(count)), self.read_at)
     }
 
     /// Has a client owe what a call has used in place of what it was charged, and when. What it was
@@ -117,29 +117,29 @@ impl Clock {
     /// is behind the last one of the client.
     pub(super) fn settle(
         &mut self,
-        flow: Flow,
+        prefix: Prefix,
         (taken, charged_at): (u64, u64),
         used: u64,
         now: u64,
     ) {
         self.advance(now);
-        let debtor = self.debtors.get(&flow).copied();
+        let debtor = self.debtors.get(&prefix).copied();
         if let Some(mut debtor) = debtor.filter(|debtor| debtor.since <= charged_at) {
             let unused = units(taken.saturating_sub(used));
             let of_cut = unused.min(debtor.cut);
             debtor.at_work = debtor.at_work.saturating_sub(units(taken));
             debtor.cut = (debtor.cut - of_cut).min(debtor.at_work);
             debtor.finish = debtor.finish.saturating_sub(unused - of_cut);
-            self.set(flow, debtor);
+            self.set(prefix, debtor);
         }
-        self.owe(flow, used.saturating_sub(taken), 0);
+        self.owe(prefix, used.saturating_sub(taken), 0);
     }
 
     /// The nanoseconds until the clock shows a tag of a client, if no client begins to owe
     /// something until then; 0 for a client that owes nothing.
-    pub(super) fn delay(&mut self, flow: Flow, tag: Tag, now: u64) -> u64 {
+    pub(super) fn delay(&mut self, prefix: Prefix, tag: Tag, now: u64) -> u64 {
         self.advance(now);
-        let Some(debtor) = self.debtors.get(&flow) else { return 0 };
+        let Some(debtor) = self.debtors.get(&prefix) else { return 0 };
         let (tag, mut reading) = (tag.min(debtor.finish), self.reading);
         if matches!(self.pace, Pace::Each(_)) {
             return self.pace.nanoseconds(tag.saturating_sub(reading), 1);
@@ -172,8 +172,8 @@ impl Clock {
 
     /// Has a client owe so many calls or bytes more, up to the longest debt, and so much of it for
     /// a call at work. Returns its last tag.
-    fn owe(&mut self, flow: Flow, count: u64, at_work: Tag) -> Tag {
-        let former = self.debtors.get(&flow).copied();
+    fn owe(&mut self, prefix: Prefix, count: u64, at_work: Tag) -> Tag {
+        let former = self.debtors.get(&prefix).copied();
         if count == 0 {
             return former.map_or(self.reading, |debtor| debtor.finish);
         }
@@ -185,9 +185,9 @@ impl Clock {
         debtor.finish += units(count);
         debtor.at_work = debtor.at_work.saturating_add(at_work);
         // It is one of those that share the rate from now on.
-        self.set(flow, debtor);
+        self.set(prefix, debtor);
         let debtor = debtor.cut_to(self.latest());
-        self.set(flow, debtor);
+        self.set(prefix, debtor);
         debtor.finish
     }
 
@@ -198,18 +198,18 @@ impl Clock {
     }
 
     /// Sets what a client owes.
-    fn set(&mut self, flow: Flow, debtor: Debtor) {
-        let former = self.debtors.remove(&flow);
-        former.inspect(|former| _ = self.order.remove(&(former.finish, flow)));
+    fn set(&mut self, prefix: Prefix, debtor: Debtor) {
+        let former = self.debtors.remove(&prefix);
+        former.inspect(|former| _ = self.order.remove(&(former.finish, prefix)));
         if debtor.finish > self.reading {
-            self.debtors.insert(flow, debtor);
-            self.order.insert((debtor.finish, flow));
+            self.debtors.insert(prefix, debtor);
+            self.order.insert((debtor.finish, prefix));
         }
     }
 
     fn forget_first(&mut self) {
-        if let Some((_, flow)) = self.order.pop_first() {
-            self.debtors.remove(&flow);
+        if let Some((_, prefix)) = self.order.pop_first() {
+            self.debtors.remove(&prefix);
         }
     }
 }

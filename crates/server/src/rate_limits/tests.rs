@@ -180,8 +180,8 @@ fn limits_that_are_not_set_are_not_charged() {
 #[test]
 fn a_host_has_one_share_whatever_its_address_in_its_network() {
     let id = |address: &str| match address.parse().unwrap() {
-        IpAddr::V4(address) => Flow::of(Ipv4Addr::to_ipv6_mapped(&address).to_bits()),
-        IpAddr::V6(address) => Flow::of(Ipv6Addr::to_bits(address)),
+        IpAddr::V4(address) => Prefix::of(Ipv4Addr::to_ipv6_mapped(&address).to_bits()),
+        IpAddr::V6(address) => Prefix::of(Ipv6Addr::to_bits(address)),
     };
     assert_eq!(id("2001:db8:0:1::1"), id("2001:db8:0:1:ffff::2"));
     assert_ne!(id("2001:db8:0:1::1"), id("2001:db8:0:2::1"));

@@ -4,9 +4,9 @@ use super::*;
 
 const SECOND: u64 = 1_000_000_000;
 const START: u64 = 1000 * SECOND;
-const A: Flow = Flow(1);
-const B: Flow = Flow(2);
-const C: Flow = Flow(3);
+const A: Prefix = Prefix(1);
+const B: Prefix = Prefix(2);
+const C: Prefix = Prefix(3);
 
 fn shared(per_sec: u64) -> Clock {
     Clock::new(Pace::Shared(per_sec), START)
@@ -17,13 +17,13 @@ fn at(millis: u64) -> u64 {
     START + millis * 1_000_000
 }
 
-fn delay_millis(clock: &mut Clock, flow: Flow, tag: Tag, now: u64) -> u64 {
-    clock.delay(flow, tag, now).div_ceil(1_000_000)
+fn delay_millis(clock: &mut Clock, prefix: Prefix, tag: Tag, now: u64) -> u64 {
+    clock.delay(prefix, tag, now).div_ceil(1_000_000)
 }
 
-fn owes(clock: &mut Clock, flow: Flow, now: u64) -> bool {
+fn owes(clock: &mut Clock, prefix: Prefix, now: u64) -> bool {
     clock.advance(now);
-    clock.debtors.contains_key(&flow)
+    clock.debtors.contains_key(&prefix)
 }
 
 #[test]
@@ -73,8 +73,8 @@ fn what_was_paid_before_others_came_or_went_stays_paid() {
 #[test]
 fn looks_however_close_lose_no_time() {
     let mut clock = shared(1);
-    for flow in 0..1000 {
-        clock.charge(Flow(flow), 1, START);
+    for prefix in 0..1000 {
+        clock.charge(Prefix(prefix), 1, START);
     }
     let (tag, _) = clock.charge(A, 1, START);
     for now in (START..START + 1_000_000).step_by(10) {
@@ -151,7 +151,7 @@ fn a_call_gives_back_nothing_of_a_debt_that_began_after_it() {
     clock.settle(A, (16_000, early), 0, now);
     assert_eq!(delay_millis(&mut clock, A, Tag::MAX, now), 10_000);
     // One too many owes something.
-    (10..10 + DEBTORS_MAX as u128).for_each(|flow| _ = clock.charge(Flow(flow), 11_000, now));
+    (10..10 + DEBTORS_MAX as u128).for_each(|prefix| _ = clock.charge(Prefix(prefix), 11_000, now));
     assert!(!owes(&mut clock, A, now));
     clock.charge(A, 5000, at(14_001));
     clock.settle(A, (10_000, late), 0, at(14_001));
@@ -205,13 +205,13 @@ fn debts_are_bounded() {
 #[test]
 fn of_too_many_debtors_the_one_that_has_paid_first_is_forgotten() {
     let mut clock = Clock::new(Pace::Each(1000), START);
-    let count = |flow: u128| 2 + u64::try_from(flow).unwrap() % 1000;
-    for flow in 0..10_000 {
-        clock.charge(Flow(flow), count(flow), START);
+    let count = |prefix: u128| 2 + u64::try_from(prefix).unwrap() % 1000;
+    for prefix in 0..10_000 {
+        clock.charge(Prefix(prefix), count(prefix), START);
         assert!(clock.debtors.len() <= DEBTORS_MAX && clock.order.len() == clock.debtors.len());
     }
-    let owing = |flow: &u128| clock.debtors.contains_key(&Flow(*flow));
-    assert!((0..10_000).filter(|flow| count(*flow) > 950).all(|flow| owing(&flow)));
+    let owing = |prefix: &u128| clock.debtors.contains_key(&Prefix(*prefix));
+    assert!((0..10_000).filter(|prefix| count(*prefix) > 950).all(|prefix| owing(&prefix)));
 }
 
 proptest! {
@@ -226,14 +226,14 @@ proptest! {
         const RATE: u64 = 1000;
         let (mut clock, seconds) = (shared(RATE), 10);
         let mut tags = vec![None; connections.len()];
-        let mut taken: HashMap<Flow, u64> = HashMap::new();
+        let mut taken: HashMap<Prefix, u64> = HashMap::new();
         // A connection looks again a little later than it may.
         for now in (0..200 * seconds).map(|step| START + step * SECOND / 200) {
-            for ((flow, count), tag) in connections.iter().zip(&mut tags) {
-                let flow = Flow(*flow);
-                while tag.is_none_or(|tag| clock.delay(flow, tag, now) == 0) {
-                    *tag = Some(clock.charge(flow, *count, now).0);
-                    *taken.entry(flow).or_default() += count;
+            for ((prefix, count), tag) in connections.iter().zip(&mut tags) {
+                let prefix = Prefix(*prefix);
+                while tag.is_none_or(|tag| clock.delay(prefix, tag, now) == 0) {
+                    *tag = Some(clock.charge(prefix, *count, now).0);
+                    *taken.entry(prefix).or_default() += count;
                 }
             }
         }
@@ -243,9 +243,9 @@ proptest! {
         prop_assert!(sum <= bound + owed, "{} {}", sum, owed);
         // A client that looks late while it owes nothing loses the time.
         prop_assert!(sum + bound * 2 / 3 >= bound, "{} {}", sum, owed);
-        for (flow, count) in &taken {
+        for (prefix, count) in &taken {
             let share = bound / u64::try_from(taken.len()).unwrap();
-            let least = connections.iter().filter(|(other, _)| Flow(*other) == *flow);
+            let least = connections.iter().filter(|(other, _)| Prefix(*other) == *prefix);
             let per_call = least.map(|(_, count)| *count).min().unwrap();
             // 5 ms of the rate are lost at most for each call.
             let late = RATE / 200 * (share / per_call);
@@ -290,32 +290,32 @@ proptest! {
     ) {
         let pace = if is_shared { Pace::Shared } else { Pace::Each };
         let (mut clock, mut now) = (Clock::new(pace(1000), START), START);
-        for (flow, count, millis, kind) in steps {
-            let flow = Flow(flow);
+        for (prefix, count, millis, kind) in steps {
+            let prefix = Prefix(prefix);
             match kind {
-                0 => clock.settle(flow, (count, now), count / 3, now),
+                0 => clock.settle(prefix, (count, now), count / 3, now),
                 1 => clock.set_pace(pace(1 + count), now),
                 _ => {
-                    let (before, _) = clock.charge(flow, 0, now);
+                    let (before, _) = clock.charge(prefix, 0, now);
                     let latest = clock.latest();
-                    let (after, charged_at) = clock.charge(flow, count, now);
+                    let (after, charged_at) = clock.charge(prefix, count, now);
                     prop_assert!(after >= before.min(latest) || is_shared);
                     if kind == 2 {
-                        clock.settle(flow, (count, charged_at), 0, now);
-                        let (left, _) = clock.charge(flow, 0, now);
+                        clock.settle(prefix, (count, charged_at), 0, now);
+                        let (left, _) = clock.charge(prefix, 0, now);
                         prop_assert!(left >= before.min(after));
                     }
                 }
             }
-            let (tag, _) = clock.charge(flow, 0, now);
-            let delay = clock.delay(flow, tag, now);
-            prop_assert!(u128::from(clock.delay(flow, Tag::MAX, now)) == u128::from(delay));
+            let (tag, _) = clock.charge(prefix, 0, now);
+            let delay = clock.delay(prefix, tag, now);
+            prop_assert!(u128::from(clock.delay(prefix, Tag::MAX, now)) == u128::from(delay));
             if delay > 0 {
                 let (mut later, mut paid) = (now + delay - 1, false);
                 while !paid && later <= now + delay + 100 {
                     let mut same = Clock { debtors: clock.debtors.clone(),
                         order: clock.order.clone(), ..clock };
-                    paid = same.delay(flow, tag, later) == 0;
+                    paid = same.delay(prefix, tag, later) == 0;
                     prop_assert!(!paid || later + 100 >= now + delay);
                     later += 1;
                 }
