@@ -198,7 +198,8 @@ impl ChangeTracker {
             islands: Vec::new(),
             active: Vec::new(),
             next: 1,
-            moment: Moment(0),
+            // Behind `Moment::BEFORE_ALL`.
+            moment: Moment(1),
             ctime_moves: 0,
             untraced: false,
             past: VecDeque::new(),

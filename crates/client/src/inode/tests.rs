@@ -57,3 +57,13 @@ fn a_lookup_sent_before_the_attributes_expired_does_not_make_them_valid() {
 
 /// Time for another thread to overtake this one.
 const A_WHILE: Duration = Duration::from_millis(200);
+
+#[test]
+fn an_earlier_state_in_a_late_reply_is_no_foreign_change() {
+    let inode = inode(Arc::default());
+    let sent = Sent::now();
+    inode.note(Some(&changed_at(2)), inode.sent());
+    assert!(!inode.opened(), "another client has changed the file");
+    inode.note(Some(&changed_at(1)), sent);
+    assert!(inode.opened(), "the caches are those of the later state");
+}
