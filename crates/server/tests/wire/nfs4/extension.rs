@@ -207,6 +207,31 @@ fn copy_within_a_file_needs_ranges_apart() {
 }
 
 #[test]
+fn copy_within_a_file_needs_all_bytes_apart_when_it_copies_only_some() {
+    let mut bed = Bed::new();
+    // A COPY takes 4 MiB at most: the client continues it where it stopped.
+    let part = 4 << 20;
+    let data = [vec![1; part], vec![2; part], vec![3; part], vec![4; part]].concat();
+    bed.write("source", 0, &data);
+    let (file, stateid) = bed.source;
+    let part = part as u64;
+    for (source_offset, destination_offset, count) in
+        [(0, part, 2 * part), (part, 0, 2 * part), (0, part, 0), (part, 0, 0)]
+    {
+        let (source_stateid, destination_stateid) = (stateid, stateid);
+        let range = CloneArgs {
+            source_stateid,
+            destination_stateid,
+            source_offset,
+            destination_offset,
+            count,
+        };
+        assert_eq!(bed.copy(range, file, file), Err(Status::Inval), "{range:?}");
+    }
+    assert!(bed.contents("source") == data);
+}
+
+#[test]
 fn copies_in_opposite_directions_end() {
     let bed = Bed::new();
     let block = BLOCK as u64;
