@@ -161,13 +161,12 @@ impl Files {
         }
     }
 
-    /// The open that a state belongs to.
-    pub(super) fn open_below(&self, key: StateKey) -> &Open {
-        let number = match key {
+    /// The number of the open that a state belongs to.
+    pub(super) fn open_below(&self, key: StateKey) -> u64 {
+        match key {
             StateKey::Open(number) => number,
             StateKey::Lock(id) => self.lock(id).open,
-        };
-        self.open(number)
+        }
     }
 
     pub(super) fn has_state(&self, client: ClientId) -> bool {

@@ -115,7 +115,7 @@ impl State {
         let owner = Owner { client, export, name: call.owner.into() };
         let own = table.files.open_of(call.file, &owner);
         let used = if call.cuts { share.with_writing() } else { share };
-        if !self.is_admitted(table, call, used, own, step) {
+        if !self.is_admitted(table, (call.client, call.file), used, own, step) {
             let denied =
                 if call.is_reclaim { Status::ReclaimConflict } else { Status::ShareDenied };
             return Err(denied);
@@ -155,19 +155,20 @@ impl State {
         }
     }
 
-    /// Whether no other open denies `share`, after expired clients have made way.
+    /// Whether no other open of the file denies `share` to a client, after others that have expired
+    /// have made way.
     fn is_admitted(
         &self,
         table: &mut Table,
-        call: &OpenFile<'_>,
+        (client, file): (ClientId, FileId),
         share: Share,
         own: Option<u64>,
         step: &mut Step,
     ) -> bool {
-        let is_denied = |table: &Table| table.files.is_denied(call.file, share, own);
+        let is_denied = |table: &Table| table.files.is_denied(file, share, own);
         if is_denied(table) {
-            let mut deniers = table.files.deniers(call.file, share, own);
-            deniers.retain(|client| *client != call.client);
+            let mut deniers = table.files.deniers(file, share, own);
+            deniers.retain(|denier| *denier != client);
             self.forget_expired(table, deniers, step);
         }
         !is_denied(table)
@@ -315,7 +316,7 @@ impl State {
     ///
     /// # Errors
     /// `BadStateid`, `OldStateid`, `DelegRevoked`; `Openmode`; for special stateids `Grace`, and
-    /// `Locked` when an open denies the access.
+    /// `Locked` when an open denies the access, also to a READ through an open for writing alone.
     pub(crate) fn check_io(
         &self,
         client: ClientId,
@@ -339,16 +340,21 @@ impl State {
             return Ok(if is_opener { IoState::Opened } else { IoState::Unchecked });
         }
         let key = self.key_of(&table, client, stateid, file)?;
-        let open = table.files.open_below(key);
+        let number = table.files.open_below(key);
+        let open = table.files.open(number);
         if open.modes.share().allows(wanted) {
             let is_opener = open.user == Some(user);
-            Ok(if is_opener { IoState::Opened } else { IoState::Unchecked })
-        } else if access.writes() {
-            Err(Status::Openmode)
-        } else {
-            // A client reads around what it writes, RFC 8881 §9.1.2.
-            Ok(IoState::Unchecked)
+            return Ok(if is_opener { IoState::Opened } else { IoState::Unchecked });
         }
+        if access.writes() {
+            return Err(Status::Openmode);
+        }
+        // A client reads around what it writes, unless another open denies it, RFC 8881 §9.1.2.
+        if !self.is_admitted(&mut table, (client, file), wanted, Some(number), step) {
+            return Err(Status::Locked);
+        }
+        table.settle_records(step);
+        Ok(IoState::Unchecked)
     }
 
     fn check_anonymous(

@@ -501,8 +501,8 @@ impl Table {
         all >= peer_max && own().sum::<usize>() >= peer_max
     }
 
-    /// To be called with every grant, and with I/O by a special stateid: what kept it away before
-    /// may have belonged to a client whose record is still on the disk.
+    /// To be called with every grant, and with I/O that no open has granted: what kept it away
+    /// before may have belonged to a client whose record is still on the disk.
     pub(super) fn settle_records(&self, step: &mut Step) {
         if !self.records.is_empty() {
             step.effects.push(Effect::Records);

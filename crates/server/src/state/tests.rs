@@ -251,6 +251,7 @@ fn an_open_grows_shrinks_and_ends() {
             Effect::Records,
             Effect::Records,
             Effect::Records,
+            Effect::Records,
             Effect::Unpin { file: FILE, export: EXPORT }
         ]
     );
@@ -296,6 +297,25 @@ fn special_stateids_respect_denials_except_the_bypass() {
     }
     bed.step.now = LEASE * 2;
     assert_eq!(bed.check_io(other, &anonymous, write), Ok(IoState::Unchecked), "it expired");
+}
+
+#[test]
+fn reads_through_an_open_for_writing_respect_denials_of_others() {
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let (writer, denier) = (bed.client(b"a writer"), bed.client(b"denier"));
+    let (read, write) = (ShareAccess::Read, ShareAccess::Write);
+    let open = bed.open(writer, write, ShareDeny::Read).stateid;
+    assert_eq!(bed.check_io(writer, &open, read), Ok(IoState::Unchecked), "it denies others");
+    bed.close(writer, &open).unwrap();
+    let open = bed.open(writer, write, ShareDeny::None).stateid;
+    let lock = bed.lock(writer, &open, LockType::Write, ALL).unwrap();
+    bed.open(denier, write, ShareDeny::Read);
+    for stateid in [open, lock] {
+        assert_eq!(bed.check_io(writer, &stateid, read), Err(Status::Locked));
+        assert_eq!(bed.check_io(writer, &stateid, write), Ok(IoState::Opened));
+    }
+    bed.step.now = LEASE * 2;
+    assert_eq!(bed.check_io(writer, &open, read), Ok(IoState::Unchecked), "it expired");
 }
 
 #[test]

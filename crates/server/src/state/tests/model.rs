@@ -479,38 +479,34 @@ impl Model {
         Ok(())
     }
 
+    /// Whether an open other than `own` denies reading a file.
+    fn denies_reading(&self, file: u64, own: Option<Key>) -> bool {
+        let others = self.opens.iter().filter(|(key, _)| key.1 == file && Some(**key) != own);
+        let mut live = others.filter(|(key, _)| !self.is_expired(key.0));
+        live.any(|(_, open)| open.share().1 & 1 != 0)
+    }
+
     fn read(&mut self, client: usize, file: u64) -> Result<(), TestCaseError> {
         let id = self.clients[client].0;
         let (read, anonymous) = (ShareAccess::Read, Stateid::ANONYMOUS);
         let Bed { state, step } = &mut self.bed;
         let result = state.check_io(id, &anonymous, FileId(file), (read, 0), step);
         self.note_forgotten()?;
-        let denies = |(key, open): (&Key, &ModelOpen)| {
-            key.1 == file && open.share().1 & 1 != 0 && !self.is_expired(key.0)
-        };
-        prop_assert_eq!(result.is_err(), self.opens.iter().any(denies));
-        for (key, open) in self.opens.iter().filter(|(key, _)| key.0 == client) {
-            let Bed { state, step } = &mut self.bed;
-            let file = FileId(key.1);
-            let state = state.check_io(id, &open.stateid, file, (read, 0), step);
-            let is_reader = open.share().0 & 1 != 0;
-            let expected = if is_reader { IoState::Opened } else { IoState::Unchecked };
-            prop_assert_eq!(state, Ok(expected));
-        }
-        for ((at, of), held) in &self.delegations {
-            let Bed { state, step } = &mut self.bed;
-            let file = FileId(*of);
-            let (read, write) = (ShareAccess::Read, ShareAccess::Write);
-            let mut check = |access| state.check_io(id, &held.stateid, file, (access, 0), step);
-            let is_own = *at == client;
-            let (reads, writes) = if is_own {
-                (Ok(IoState::Opened), Err(Status::Openmode))
-            } else {
-                (Err(Status::BadStateid), Err(Status::BadStateid))
+        prop_assert_eq!(result.is_err(), self.denies_reading(file, None));
+        let own = self.opens.iter().filter(|(key, _)| key.0 == client);
+        let own: Vec<_> = own.map(|(key, open)| (*key, open.clone())).collect();
+        for (key, open) in own {
+            let expected = match (open.share().0 & 1 != 0, self.denies_reading(key.1, Some(key))) {
+                (true, _) => Ok(IoState::Opened),
+                (false, true) => Err(Status::Locked),
+                (false, false) => Ok(IoState::Unchecked),
             };
-            prop_assert_eq!((check(read), check(write)), (reads, writes));
+            let Bed { state, step } = &mut self.bed;
+            let result = state.check_io(id, &open.stateid, FileId(key.1), (read, 0), step);
+            self.note_forgotten()?;
+            prop_assert_eq!(result, expected);
         }
-        Ok(())
+        self.read_by_delegations(client)
     }
 
     fn perform(&mut self, at: usize, file: u64, action: Action) -> Result<(), TestCaseError> {

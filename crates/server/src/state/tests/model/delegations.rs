@@ -118,4 +118,23 @@ impl Model {
         self.revoked.retain(|(holder, ..)| *holder != at);
         Ok(())
     }
+
+    /// Uses the stateids of all delegations as one client.
+    pub(super) fn read_by_delegations(&mut self, client: usize) -> Result<(), TestCaseError> {
+        let id = self.clients[client].0;
+        for ((at, of), held) in &self.delegations {
+            let Bed { state, step } = &mut self.bed;
+            let file = FileId(*of);
+            let (read, write) = (ShareAccess::Read, ShareAccess::Write);
+            let mut check = |access| state.check_io(id, &held.stateid, file, (access, 0), step);
+            let is_own = *at == client;
+            let (reads, writes) = if is_own {
+                (Ok(IoState::Opened), Err(Status::Openmode))
+            } else {
+                (Err(Status::BadStateid), Err(Status::BadStateid))
+            };
+            prop_assert_eq!((check(read), check(write)), (reads, writes));
+        }
+        Ok(())
+    }
 }
