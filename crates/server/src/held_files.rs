@@ -249,11 +249,15 @@ impl HeldFiles {
         table.leave(file)
     }
 
-    /// The descriptor for a lock that `state` has granted, and an inode of its file.
+    /// The descriptor for a lock that `state` has granted, and the file in the export of its open:
+    /// another may be mounted read-only.
     fn owner_of(&self, grant: &LockGrant) -> Result<(Arc<Inode>, Arc<OwnerLocks>), Status> {
         let mut table = self.lock();
         let Table { files, owners } = &mut *table;
         let held = files.get_mut(&grant.file).ok_or(Status::Stale)?;
+        let mut inodes = held.inodes.iter().map(|(inode, _)| inode);
+        let inode = inodes.find(|inode| export_id(inode) == grant.export).ok_or(Status::Stale)?;
+        let inode = Arc::clone(inode);
         let owner = match held.locks.entry(grant.lock) {
             Entry::Occupied(known) => Arc::clone(known.get()),
             Entry::Vacant(_) if *owners >= self.owners_max => return Err(Status::Delay),
@@ -262,7 +266,7 @@ impl HeldFiles {
                 Arc::clone(new.insert(Arc::default()))
             }
         };
-        Ok((Arc::clone(&held.inodes[0].0), owner))
+        Ok((inode, owner))
     }
 
     fn owner(&self, file: FileId, lock: LockId) -> Option<Arc<OwnerLocks>> {

@@ -55,6 +55,8 @@ pub(crate) struct Conflict {
 #[must_use]
 pub(crate) struct LockGrant {
     pub(crate) file: FileId,
+    /// That of the owner's open, through whose mount the file is opened for the lock.
+    pub(crate) export: ExportId,
     pub(crate) lock: LockId,
     pub(crate) piece: Piece,
     /// Whether the owner may write to the file, so that its descriptor can.
@@ -138,7 +140,8 @@ impl State {
             table.files.wake(call.file, &Freed::turn(), step);
         }
         table.settle_records(step);
-        Ok(LockGrant { file: call.file, lock, piece, is_writable: share.writes() })
+        let (file, export) = (call.file, owner.export);
+        Ok(LockGrant { file, export, lock, piece, is_writable: share.writes() })
     }
 
     /// The stateid of a lock that the kernel has granted too.

@@ -7,8 +7,8 @@ use io::{OfdLock, set_ofd_lock};
 use proto::nfs4::*;
 use proto::xdr::decode_all;
 
-use super::client::{ALL_VERSIONS, Operations, Session};
-use crate::fixture::Fixture;
+use super::client::{ALL_VERSIONS, Operations, Session, open_args};
+use crate::fixture::{Fixture, Mounted, run, set_mode};
 use crate::limits::{Exhausted, in_own_process};
 
 /// A client with a file open, as the owner of locks in it.
@@ -150,6 +150,28 @@ fn a_blocking_lock_is_granted_when_it_is_repeated() {
     let waiting = one.lock(LockType::WriteBlocking, ALL);
     assert_eq!(waiting, Err(ALL), "the other client waits longer");
     two.lock(LockType::WriteBlocking, ALL).unwrap();
+}
+
+#[test]
+fn a_lock_of_a_file_that_is_open_in_a_read_only_mount_too_may_exclude_others() {
+    let read_only = "[[export]]\npath = \"$DIR/read-only\"\nname = \"/read-only\"\n";
+    let over = Fixture::over(&format!("{ALL_VERSIONS}\n{read_only}"), |dir| {
+        let at = dir.join("read-only");
+        std::fs::create_dir(&at).unwrap();
+        std::fs::write(dir.join("export/file"), b"").unwrap();
+        set_mode(&dir.join("export/file"), 0o666);
+        let mounted = Mounted::bind(&dir.join("export"), &at)?;
+        run("mount", &["-o", "remount,bind,ro", at.to_str().unwrap()]).then_some(mounted)
+    });
+    let Some((fixture, _mount)) = over else { return };
+    // The first open of the file.
+    let open = open_args(ShareAccess::Read, OpenHow::NoCreate, OpenClaim::Null(b"file"));
+    let open = Operations::new().root().lookup(b"read-only").op(OperationCode::Open, &open);
+    Session::of(&fixture, b"reader", 2).ok(&open);
+    let mut client = Locking::new(&fixture, b"client");
+    client.lock(LockType::Read, range(0, 1)).unwrap();
+    client.lock(LockType::Write, ALL).unwrap();
+    assert!(!locally(&local(&fixture), (0, 0), OfdLock::Read));
 }
 
 #[test]
