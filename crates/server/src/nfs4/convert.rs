@@ -62,6 +62,22 @@ pub(super) fn file_type(attributes: &Attributes) -> FileType {
     }
 }
 
+/// Refuses all but regular files, as OPEN and the operations on data of RFC 8881 do.
+///
+/// # Errors
+/// `Isdir`, `Symlink`, and `WrongType` for others.
+pub(super) fn check_regular(file_type: rustix::fs::FileType) -> Outcome<()> {
+    use rustix::fs::FileType as Kind;
+    match file_type {
+        Kind::RegularFile => Ok(()),
+        Kind::Directory => Err(nfs4::Status::Isdir.into()),
+        Kind::Symlink => Err(nfs4::Status::Symlink.into()),
+        Kind::Fifo | Kind::Socket | Kind::CharacterDevice | Kind::BlockDevice | Kind::Unknown => {
+            Err(nfs4::Status::WrongType.into())
+        }
+    }
+}
+
 pub(super) fn time(time: Timestamp) -> Time {
     Time { seconds: time.seconds, nseconds: time.nanoseconds }
 }

@@ -2,23 +2,24 @@
 
 use proto::nfs4::{
     AllocateArgs, CloneArgs, Content, CopyArgs, CopyOk, SeekArgs, SeekOk, ShareAccess, StableHow,
-    Status, Verifier,
+    Stateid, Status, Verifier,
 };
 
 use super::Outcome;
 use super::compound::Compound;
 use super::resolved_handle::Located;
+use crate::fs::Caller;
 use crate::vfs::{Allocation, CopyRange, Sought};
 
 impl Compound<'_> {
     /// SEEK, RFC 7862 §15.11.
     pub(super) async fn seek(&mut self, args: SeekArgs) -> Outcome<SeekOk> {
-        let located = self.object_or(Status::Isdir)?;
+        let located = self.object_or(Status::WrongType)?;
         let sought = match Content::from_code(args.what).ok_or(Status::UnionNotsupp)? {
             Content::Data => Sought::Data,
             Content::Hole => Sought::Hole,
         };
-        let (caller, _) = self.check_io(&located, &args.stateid, ShareAccess::Read).await?;
+        let caller = self.check_file_io(&located, &args.stateid, ShareAccess::Read).await?;
         let (vfs, object) = (&self.request.service.vfs, &located.object);
         let (offset, eof) = vfs.seek(&caller, object, args.offset, sought).await?;
         Ok(SeekOk { eof, offset })
@@ -30,8 +31,8 @@ impl Compound<'_> {
         args: AllocateArgs,
         allocation: Allocation,
     ) -> Outcome<()> {
-        let located = self.object_or(Status::Isdir)?;
-        let (caller, _) = self.check_io(&located, &args.stateid, ShareAccess::Write).await?;
+        let located = self.object_or(Status::WrongType)?;
+        let caller = self.check_file_io(&located, &args.stateid, ShareAccess::Write).await?;
         let (vfs, object) = (&self.request.service.vfs, &located.object);
         Ok(vfs.allocate(&caller, object, (args.offset, args.length), allocation).await?)
     }
@@ -58,17 +59,29 @@ impl Compound<'_> {
 
     /// The source, the destination and the bytes of a copy that the stateids allow.
     async fn copy_range(&self, args: &CloneArgs) -> Outcome<(Located, Located, CopyRange)> {
-        let mut source = self.saved_object_or(Status::Isdir)?;
-        let mut destination = self.object_or(Status::Isdir)?;
+        let mut source = self.saved_object_or(Status::WrongType)?;
+        let mut destination = self.object_or(Status::WrongType)?;
         // As in RENAME, neither device waits for the other; nor does the kernel copy between two.
         if source.object.root().device() != destination.object.root().device() {
             return Err(Status::Xdev.into());
         }
-        (source.caller, _) =
-            self.check_io(&source, &args.source_stateid, ShareAccess::Read).await?;
-        (destination.caller, _) =
-            self.check_io(&destination, &args.destination_stateid, ShareAccess::Write).await?;
+        source.caller =
+            self.check_file_io(&source, &args.source_stateid, ShareAccess::Read).await?;
+        destination.caller =
+            self.check_file_io(&destination, &args.destination_stateid, ShareAccess::Write).await?;
         let (from, to) = (args.source_offset, args.destination_offset);
         Ok((source, destination, CopyRange { from, to, count: args.count }))
+    }
+
+    /// As [`Self::check_io`], and that the object is a regular file: RFC 7862 has one status for
+    /// all others.
+    async fn check_file_io(
+        &self,
+        located: &Located,
+        stateid: &Stateid,
+        access: ShareAccess,
+    ) -> Outcome<Caller> {
+        let (caller, inode) = self.check_io(located, stateid, access).await?;
+        if inode.file_type().is_file() { Ok(caller) } else { Err(Status::WrongType.into()) }
     }
 }

@@ -9,6 +9,7 @@ use proto::nfs4::{
 use proto::xdr::{Encode, Reader};
 
 use super::compound::Compound;
+use super::convert::check_regular;
 use super::operation::decoded;
 use super::results::RESULT_BYTES_MAX;
 use super::{Outcome, Refused};
@@ -99,6 +100,7 @@ impl Compound<'_> {
     async fn test_lock(&mut self, args: LocktArgs<'_>) -> Result<(), Unlocked> {
         let located = self.object_or(Status::Isdir)?;
         let (inode, file) = self.hold(&located).await?;
+        check_regular(inode.file_type())?;
         let (service, client) = (self.request.service, self.client()?);
         let owner = (client, export_id(&inode), args.owner.owner);
         let test = |state: &State, step: &mut Step| {

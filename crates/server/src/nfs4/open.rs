@@ -14,7 +14,7 @@ use super::namespace::check_name;
 use super::resolved_handle::{Located, ResolvedHandle};
 use super::{Outcome, Refused, convert};
 use crate::fs;
-use crate::inode_cache::{AccessRights, Attributes, Inode, NameChange};
+use crate::inode_cache::{AccessRights, Inode, NameChange};
 use crate::state::{OpenFile, OpenRoom, Running, State, Step};
 use crate::vfs::{AttributeChange, CreateMode, Created};
 
@@ -138,7 +138,7 @@ impl<'a> Compound<'a> {
             ) => {
                 let located = self.object_or(Status::Isdir)?;
                 let attributes = self.request.service.vfs.getattr(&located.object).await?;
-                check_type(&attributes)?;
+                convert::check_regular(attributes.file_type)?;
                 Ok(found(located))
             }
             (
@@ -184,7 +184,7 @@ impl<'a> Compound<'a> {
         let answer = self.request.service.vfs.lookup(caller, object, name).await;
         let change = answer.attributes.as_ref().map_or(0, convert::change);
         let child = answer.result?;
-        check_type(&child.attributes)?;
+        convert::check_regular(child.attributes.file_type)?;
         let change = ChangeInfo { atomic: true, before: change, after: change };
         Ok(Target { change, ..found(directory.found(&child)) })
     }
@@ -359,16 +359,5 @@ fn found<'a>(located: Located) -> Target<'a> {
         cuts: false,
         room: None,
         undelegated: None,
-    }
-}
-
-/// Only regular files are opened.
-fn check_type(attributes: &Attributes) -> Outcome<()> {
-    use rustix::fs::FileType as Kind;
-    match attributes.file_type {
-        Kind::RegularFile => Ok(()),
-        Kind::Directory => Err(Status::Isdir.into()),
-        Kind::Symlink => Err(Status::Symlink.into()),
-        _ => Err(Status::WrongType.into()),
     }
 }

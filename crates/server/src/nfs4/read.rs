@@ -5,6 +5,7 @@ use proto::xdr::Reader;
 
 use super::Outcome;
 use super::compound::Compound;
+use super::convert::check_regular;
 use super::operation::decoded;
 use crate::trace::Event;
 use crate::vfs::ReadDone;
@@ -47,6 +48,7 @@ impl Compound<'_> {
         located.object.policy.splice &= self.is_last();
         let ReadArgs { stateid, offset, count } = args;
         let (caller, held) = self.check_io(&located, &stateid, ShareAccess::Read).await?;
+        check_regular(held.file_type())?;
         let room = self.results.data_room()?;
         let count = count.min(u32::try_from(room).unwrap_or(u32::MAX));
         let (vfs, call) = (&self.request.service.vfs, self.call_id(&located.object));

@@ -9,6 +9,7 @@ use proto::xdr::Reader;
 
 use super::Outcome;
 use super::compound::Compound;
+use super::convert::check_regular;
 use super::operation::decoded;
 use super::resolved_handle::Located;
 use crate::trace::{Detail, Event};
@@ -72,6 +73,7 @@ impl Compound<'_> {
         let located = self.object_or(Status::Isdir)?;
         let WriteHead { stateid, offset, stable, .. } = args;
         let (caller, held) = self.check_io(&located, stateid, ShareAccess::Write).await?;
+        check_regular(held.file_type())?;
         let stability = match stable {
             StableHow::Unstable => Stability::Unstable,
             StableHow::DataSync => Stability::DataSync,
@@ -106,7 +108,8 @@ impl Compound<'_> {
     async fn commit_data(&self) -> Outcome<CommitOk> {
         let mut located = self.object_or(Status::Isdir)?;
         // COMMIT has no stateid, but what the open let the client write must reach the disk.
-        let (_inode, file) = self.hold(&located).await?;
+        let (inode, file) = self.hold(&located).await?;
+        check_regular(inode.file_type())?;
         let Located { caller, object } = &mut located;
         let service = self.request.service;
         caller.opened.writing = service.state.is_writer(self.client()?, file, caller.uid);

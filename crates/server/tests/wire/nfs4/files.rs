@@ -259,6 +259,62 @@ fn only_attributes_that_exist_can_be_set() {
     }
 }
 
+#[test]
+fn operations_on_data_name_the_type_of_what_is_no_regular_file() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut session = Session::of(&fixture, b"client", 2);
+    let export = session.export();
+    let (file, _) = session.open(export, b"file");
+    std::fs::create_dir(fixture.exported("directory")).unwrap();
+    std::os::unix::fs::symlink("file", fixture.exported("link")).unwrap();
+    let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::from_raw_mode(0o666));
+    let pipe = fixture.exported("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, pipe, kind, mode, 0).unwrap();
+    let stateid = Stateid::ANONYMOUS;
+    let read = ReadArgs { stateid, offset: 0, count: 1 };
+    let write = WriteArgs { stateid, offset: 0, stable: StableHow::Unstable, data: b"x" };
+    let commit = CommitArgs { offset: 0, count: 0 };
+    let (range, owner) = (LockRange { offset: 0, length: 1 }, b"owner");
+    let owner = LockOwner { client: ClientId(0), owner };
+    let lock = LocktArgs { kind: LockType::Write, range, owner };
+    let seek = SeekArgs { stateid, offset: 0, what: Content::Data.code() };
+    let allocate = AllocateArgs { stateid, offset: 0, length: 1 };
+    let clone = CloneArgs {
+        source_stateid: stateid,
+        destination_stateid: stateid,
+        source_offset: 0,
+        destination_offset: 0,
+        count: 0,
+    };
+    let copy =
+        CopyArgs { range: clone, consecutive: true, synchronous: true, is_between_servers: false };
+    for (name, status) in
+        [("directory", Status::Isdir), ("link", Status::Symlink), ("pipe", Status::WrongType)]
+    {
+        let find = Operations::new().at(export).lookup(name.as_bytes()).getfh();
+        let mut found = session.ok(&find);
+        let object = found.skip(&[OperationCode::Putfh, OperationCode::Lookup]).handle();
+        let at = || Operations::new().at(object);
+        let ends = |from, to| Operations::new().at(from).op(OperationCode::Savefh, &()).at(to);
+        for (call, expected) in [
+            (at().op(OperationCode::Read, &read), status),
+            (at().op(OperationCode::Write, &write), status),
+            (at().op(OperationCode::Commit, &commit), status),
+            (at().op(OperationCode::Lockt, &lock), status),
+            (at().op(OperationCode::Seek, &seek), Status::WrongType),
+            (at().op(OperationCode::Allocate, &allocate), Status::WrongType),
+            (at().op(OperationCode::Deallocate, &allocate), Status::WrongType),
+            (ends(object, file).op(OperationCode::Copy, &copy), Status::WrongType),
+            (ends(file, object).op(OperationCode::Copy, &copy), Status::WrongType),
+            (ends(object, file).op(OperationCode::Clone, &clone), Status::WrongType),
+            (ends(file, object).op(OperationCode::Clone, &clone), Status::WrongType),
+        ] {
+            let refused = session.call(&call).status;
+            assert_eq!(refused, Err(expected), "{name}: {:?}", call.codes());
+        }
+    }
+}
+
 /// The values of attributes, as arguments have them.
 fn values(set: &Attributes<'_>) -> Vec<u8> {
     let mut encoded = Writer::new();
