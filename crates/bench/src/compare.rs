@@ -4,6 +4,8 @@
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::Path;
+use std::ptr;
+use std::slice::from_ref;
 
 use crate::error::{Error, Result};
 use crate::figure::{Better, Figure};
@@ -170,15 +172,22 @@ impl Side {
         Ok(Self { name: argument.into(), results, subject: subject.map(Into::into) })
     }
 
+    /// Those of all runs.
+    fn circumstances(&self) -> Vec<Circumstances> {
+        self.results.runs.iter().map(|run| circumstances(&run.run)).collect()
+    }
+
     /// The subjects of all runs.
     fn subjects(&self) -> BTreeSet<&str> {
         self.results.runs.iter().flat_map(RunResults::subjects).collect()
     }
 
-    /// Its cases with all their parameters, those of the same load in several runs in one.
+    /// Its cases with all their parameters, those of the same load in several runs in one if the
+    /// circumstances of the runs are the same.
     fn loads(&self) -> Vec<Load> {
         let mut loads: Vec<Load> = Vec::new();
         for run in &self.results.runs {
+            let circumstances = circumstances(&run.run);
             for phase in run.phases.iter().filter(|phase| !phase.is_calibration()) {
                 for case in &phase.cases {
                     if self.subject.as_ref().is_some_and(|wanted| *wanted != case.subject) {
@@ -191,15 +200,31 @@ impl Side {
                         experiment: run.run.experiment.clone(),
                         phase: phase.name.clone(),
                         case,
+                        circumstances: circumstances.clone(),
+                        distinction: Vec::new(),
                     };
-                    match loads.iter_mut().find(|one| one.is_like(&load)) {
+                    let same =
+                        |one: &&mut Load| one.is_like(&load) && one.is_in_circumstances_of(&load);
+                    match loads.iter_mut().find(same) {
                         Some(one) => one.case.rounds.extend(load.case.rounds),
                         None => loads.push(load),
                     }
                 }
             }
         }
+        distinguish(&mut loads);
         loads
+    }
+}
+
+/// Notes in each load the circumstances that are not the same for all of them.
+fn distinguish(loads: &mut [Load]) {
+    let all: Vec<Circumstances> = loads.iter().map(|load| load.circumstances.clone()).collect();
+    for load in loads {
+        let of_load = load.circumstances.iter().enumerate();
+        let varying = of_load.filter(|(at, one)| all.iter().any(|other| other[*at] != **one));
+        let words = |(_, (name, value)): (usize, &(_, String))| format!("{name}: {value}");
+        load.distinction = varying.map(words).collect();
     }
 }
 
@@ -208,6 +233,9 @@ struct Load {
     experiment: String,
     phase: String,
     case: Case,
+    circumstances: Circumstances,
+    /// Those of the circumstances, in words, that other loads of its file differ in.
+    distinction: Vec<String>,
 }
 
 impl Load {
@@ -230,10 +258,15 @@ impl Load {
             && load(self) == load(other)
     }
 
+    fn is_in_circumstances_of(&self, other: &Self) -> bool {
+        self.circumstances == other.circumstances
+    }
+
     fn title(&self) -> String {
         let parts =
             [self.experiment.as_str(), self.phase.as_str(), &parameters(&self.case.setting)];
-        let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).map(plain).collect();
+        let parts = parts.into_iter().chain(self.distinction.iter().map(String::as_str));
+        let parts: Vec<_> = parts.filter(|part| !part.is_empty()).map(plain).collect();
         parts.join("; ")
     }
 }
@@ -248,25 +281,45 @@ fn compare_sides(mut base: Side, mut other: Side, text: &mut Text) -> Result<()>
     }
     text.paragraph(&format!("Base: {}", plain(&base.name)));
     text.paragraph(&format!("Other: {}", plain(&other.name)));
-    for difference in differences(&base.results, &other.results) {
-        text.paragraph(&format!("!! The circumstances differ: {}", plain(&difference)));
-    }
     let (base_loads, other_loads) = (base.loads(), other.loads());
-    let same = |a: &Load, b: &Load| if named { a.is_same_but_subject(b) } else { a.is_like(b) };
-    for load in &base_loads {
-        if let Some(with) = other_loads.iter().find(|one| same(load, one)) {
-            text.contrasts(load, with);
-        }
+    let known = differences(&base.circumstances(), &other.circumstances());
+    for difference in &known {
+        text.paragraph(&format!("!! The circumstances differ: {}", plain(difference)));
     }
-    for (loads, others, whose) in
-        [(&base_loads, &other_loads, "the base"), (&other_loads, &base_loads, "the other")]
-    {
-        for load in loads.iter().filter(|load| !others.iter().any(|one| same(load, one))) {
+    let same = |a: &Load, b: &Load| if named { a.is_same_but_subject(b) } else { a.is_like(b) };
+    let pairs = pairs(&base_loads, &other_loads, same);
+    for (load, with) in &pairs {
+        let mut of_pair = differences(from_ref(&load.circumstances), from_ref(&with.circumstances));
+        of_pair.retain(|difference| !known.contains(difference));
+        text.contrasts(load, with, &of_pair);
+    }
+    let is_paired = |load: &Load| pairs.iter().any(|(a, b)| ptr::eq(*a, load) || ptr::eq(*b, load));
+    for (loads, whose) in [(&base_loads, "the base"), (&other_loads, "the other")] {
+        for load in loads.iter().filter(|load| !is_paired(load)) {
             let subject = plain(&load.case.subject);
             text.paragraph(&format!("Only in {whose}: {}; {subject}", load.title()));
         }
     }
     Ok(())
+}
+
+/// Each load of the base with the one of the others that is the `same`: in the same circumstances,
+/// or else the one that differs least of those for whose circumstances the base has no load.
+fn pairs<'a>(
+    base: &'a [Load],
+    others: &'a [Load],
+    same: impl Fn(&Load, &Load) -> bool,
+) -> Vec<(&'a Load, &'a Load)> {
+    let matches = |a: &Load, b: &Load| same(a, b) && a.is_in_circumstances_of(b);
+    let is_free = |other: &Load| !base.iter().any(|load| matches(load, other));
+    let unlike = |a: &Load, b: &Load| {
+        a.circumstances.iter().zip(&b.circumstances).filter(|(a, b)| a != b).count()
+    };
+    let partner = |load: &Load| {
+        let may = |one: &&Load| same(load, one) && (matches(load, one) || is_free(one));
+        others.iter().filter(may).min_by_key(|one| unlike(load, one))
+    };
+    base.iter().filter_map(|load| Some((load, partner(load)?))).collect()
 }
 
 /// If `one` names a subject and `other` does not, finds the subject of `other` that is meant.
@@ -304,8 +357,13 @@ fn compare_subjects(side: &Side, text: &mut Text) {
     let loads = all.loads();
     let before = text.compared;
     for load in loads.iter().filter(|load| load.case.subject != *base) {
-        match loads.iter().find(|one| one.case.subject == *base && one.is_same_but_subject(load)) {
-            Some(with) => text.contrasts(with, load),
+        let is_base = |one: &&Load| {
+            one.case.subject == *base
+                && one.is_same_but_subject(load)
+                && one.is_in_circumstances_of(load)
+        };
+        match loads.iter().find(is_base) {
+            Some(with) => text.contrasts(with, load, &[]),
             None => text.paragraph(&format!(
                 "Not measured on the base: {}; {}",
                 load.title(),
@@ -318,41 +376,39 @@ fn compare_subjects(side: &Side, text: &mut Text) {
     }
 }
 
-/// A circumstance in words.
-type Tell = fn(&Run) -> String;
+/// What a measurement depends on beside its parameters: names and values in words.
+type Circumstances = [(&'static str, String); 10];
 
-/// What differs between the circumstances of two files, in words.
-fn differences(base: &Results, other: &Results) -> Vec<String> {
-    let circumstances: [(&str, Tell); 10] = [
-        ("kernel", |run| run.kernel.clone()),
-        ("processor", |run| run.cpu.clone()),
-        ("processors", |run| run.cores.to_string()),
-        ("memory", |run| size_about(run.memory_bytes)),
-        ("file system", |run| run.file_system.clone()),
-        ("network", |run| run.network.clone()),
-        ("congestion control", |run| match run.congestion_control.as_str() {
-            "" => "not recorded".into(),
-            known => known.into(),
-        }),
-        ("storage", |run| run.storage.clone()),
-        ("limit of memory", |run| run.memory_limit_bytes.map_or("none".into(), size_about)),
-        ("cache", |run| run.cache.clone()),
-    ];
-    let values = |of: &Results, tell: Tell| -> BTreeSet<String> {
-        of.runs.iter().map(|run| tell(&run.run)).collect()
-    };
-    let list = |set: BTreeSet<String>| {
-        let words: Vec<_> =
-            set.into_iter().map(|one| if one.is_empty() { "none".into() } else { one }).collect();
-        words.join(" / ")
-    };
-    circumstances
-        .into_iter()
-        .filter_map(|(name, tell)| {
-            let (a, b) = (values(base, tell), values(other, tell));
-            (a != b).then(|| format!("{name}: {}, but {} in the other", list(a), list(b)))
-        })
-        .collect()
+fn circumstances(run: &Run) -> Circumstances {
+    let or = |text: &str, missing: &str| if text.is_empty() { missing } else { text }.to_owned();
+    [
+        ("kernel", or(&run.kernel, "none")),
+        ("processor", or(&run.cpu, "none")),
+        ("processors", run.cores.to_string()),
+        ("memory", size_about(run.memory_bytes)),
+        ("file system", or(&run.file_system, "none")),
+        ("network", or(&run.network, "none")),
+        ("congestion control", or(&run.congestion_control, "not recorded")),
+        ("storage", or(&run.storage, "none")),
+        ("limit of memory", run.memory_limit_bytes.map_or("none".into(), size_about)),
+        ("cache", or(&run.cache, "none")),
+    ]
+}
+
+/// What differs between the circumstances of two sets of runs, in words.
+fn differences(base: &[Circumstances], other: &[Circumstances]) -> Vec<String> {
+    let mut found = Vec::new();
+    for (at, (name, _)) in base.first().iter().flat_map(|first| first.iter()).enumerate() {
+        let values = |of: &[Circumstances]| -> BTreeSet<String> {
+            of.iter().map(|one| one[at].1.clone()).collect()
+        };
+        let (a, b) = (values(base), values(other));
+        if a != b {
+            let list = |set: BTreeSet<String>| set.into_iter().collect::<Vec<_>>().join(" / ");
+            found.push(format!("{name}: {}, but {} in the other", list(a), list(b)));
+        }
+    }
+    found
 }
 
 /// What is written, and how many figures were compared in it.
@@ -369,11 +425,14 @@ impl Text {
         self.lines.push('\n');
     }
 
-    /// The figures of two loads under each other.
-    fn contrasts(&mut self, base: &Load, other: &Load) {
+    /// The figures of two loads under each other, below the `differences` of their circumstances.
+    fn contrasts(&mut self, base: &Load, other: &Load, differences: &[String]) {
         let contrasts = Contrast::all(&base.case, &other.case);
         self.lines.push('\n');
         self.paragraph(&base.title());
+        for difference in differences {
+            self.paragraph(&format!("!! The circumstances differ: {}", plain(difference)));
+        }
         let (a, b) = (plain(&base.case.subject), plain(&other.case.subject));
         let rounds = contrasts.first().map_or_else(String::new, |one| {
             let (base, other) = one.comparison.rounds;

@@ -159,6 +159,59 @@ fn one_sided_loads_and_other_circumstances_are_reported() {
     assert!(text.lines().all(|line| line.chars().count() <= COLUMNS), "{text}");
 }
 
+/// Records of a run with such a limit of the servers' memory, in which each rate is `rate`.
+fn limited(id: &str, limit_bytes: u64, subjects: &[&str], rate: f64) -> Vec<Record> {
+    let mut all = loads("read", subjects, 3);
+    for one in &mut all {
+        one.figures.insert(Figure::MibPerSec, rate);
+    }
+    let mut records = records(id, all);
+    records[0] = Record::Run(Run { memory_limit_bytes: Some(limit_bytes), ..sample_run(id) });
+    records
+}
+
+#[test]
+fn runs_of_one_file_in_different_circumstances_stay_apart() {
+    let directory = TempDir::new().expect("a directory");
+    let (small, large) = (128 << 20, 1 << 30);
+    let both = ["one", "two"];
+    let mut all = limited("a", small, &both, 100.0);
+    all.extend(limited("b", large, &both, 500.0));
+    all.extend(limited("c", small, &both, 100.0));
+    let several = file(&directory, "several", &all);
+    let several = several.to_str().expect("a path");
+    let rates = |text: &str| -> Vec<(String, String)> {
+        let rows = text.lines().filter(|line| line.trim_start().starts_with("throughput"));
+        let words = rows.map(|row| row.split_whitespace().collect::<Vec<_>>());
+        words.map(|words| (words[2].into(), words[3].into())).collect()
+    };
+    let pair = |base: &str, other: &str| (base.to_owned(), other.to_owned());
+
+    let text = compared(several, None).expect("compared");
+    assert_eq!(rates(&text), [pair("100", "100"), pair("500", "500")], "{text}");
+    assert!(text.contains("two by one (6 rounds, round by round)"), "{text}");
+    assert!(text.contains("limit of memory: 128.0 MiB\n"), "{text}");
+    assert!(text.contains("limit of memory: 1.0 GiB\n"), "{text}");
+
+    // Loads in the same circumstances are the pairs of two files.
+    let one = file(&directory, "one", &limited("d", large, &["one"], 400.0));
+    let one = one.to_str().expect("a path");
+    let text = compared(one, Some(several)).expect("compared");
+    assert_eq!(rates(&text), [pair("400", "500")], "{text}");
+    let only = "Only in the other: io; read; io 1 MiB, ranks 4; limit of memory: 128.0 MiB; one";
+    assert!(text.contains(only), "{text}");
+
+    // A pair in others has the difference beside it.
+    let mut all = limited("e", 2 << 30, &["one"], 200.0);
+    all.extend(limited("f", large, &["one"], 400.0));
+    let others = file(&directory, "others", &all);
+    let text = compared(several, others.to_str()).expect("compared");
+    assert_eq!(rates(&text), [pair("100", "200"), pair("500", "400")], "{text}");
+    let differ = "ranks 4; limit of memory: 128.0 MiB\n!! The circumstances differ: limit of memory: \
+                  128.0 MiB, but 2.0 GiB in the other\n";
+    assert!(text.contains(differ), "{text}");
+}
+
 #[test]
 fn loads_of_other_sizes_are_no_pair() {
     let directory = TempDir::new().expect("a directory");
