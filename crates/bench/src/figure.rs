@@ -117,6 +117,9 @@ figures! {
     DeviceReads: "device reads", "", Lower;
     /// Requests by which the device wrote.
     DeviceWrites: "device writes", "", Lower;
+    /// Data of the files that the load was given: a load of limited time writes no more of them
+    /// than it has time for.
+    GivenMib: "data given", "MiB", Neither;
     /// Page cache that the files occupied before the first call.
     CachedAtStartMib: "cached at start", "MiB", Neither;
     /// Page cache that the files occupied when all was done, and durable.

@@ -62,6 +62,7 @@ const BLOCKS: [&[Figure]; 5] = [
         Figure::DeviceWrites,
     ],
     &[
+        Figure::GivenMib,
         Figure::CachedAtStartMib,
         Figure::CachedAtEndMib,
         Figure::VerifiedMib,

@@ -19,6 +19,7 @@ use crate::load::{
     self, Direction, Load, LoadFile, Outcome, Pool, Service, TIMEOUT, Verify, Version, Watch,
     create_files,
 };
+use crate::numeral::mib;
 use crate::options::{RoundOptions, TargetOptions, VersionOptions};
 use crate::output::{Output, OutputOptions};
 use crate::record::{self, CALIBRATION, Measurement};
@@ -213,6 +214,8 @@ struct Made {
     files: Vec<LoadFile>,
     /// What each rank wrote of them.
     operations_by_rank: Vec<u64>,
+    /// Why they are not what their loads are to find, if they are not.
+    trouble: Option<String>,
 }
 
 impl Trial {
@@ -301,6 +304,9 @@ impl Experiment<'_> {
         // What was cut short is no measurement.
         self.stop.check()?;
         outcome.fill(&mut measurement);
+        if !phase.is_new() {
+            self.note_given(phase, made, &mut measurement);
+        }
         meter.end(outcome.bytes, outcome.operations, &mut measurement)?;
         if phase.direction() == Direction::Write && self.options.verify != Extent::None {
             self.verify(made, &service, phase, &mut measurement)?;
@@ -311,6 +317,17 @@ impl Experiment<'_> {
     fn measurement(&self, Setting { phase, depth }: Setting) -> Measurement {
         let parameters = self.options.parameters(phase, depth, &self.sizes);
         Measurement { phase: phase.name(), parameters, ..Measurement::default() }
+    }
+
+    /// Notes what of the files was there for a phase that did not make them itself.
+    fn note_given(&self, phase: Phase, made: &Made, measurement: &mut Measurement) {
+        if measurement.first_error.is_none() {
+            measurement.first_error.clone_from(&made.trouble);
+        }
+        if self.options.seconds.is_some() {
+            let given_bytes = phase.given_bytes(&self.sizes, &made.operations_by_rank);
+            measurement.figures.insert(Figure::GivenMib, mib(given_bytes));
+        }
     }
 
     /// Makes the files that a phase begins with, or finds those that it goes on with: a server that
@@ -358,6 +375,7 @@ impl Experiment<'_> {
     ) -> Result<Outcome> {
         let operations = phase.operations(&self.sizes);
         let all = vec![operations; usize::from(self.options.ranks)];
+        let all_operations: u64 = all.iter().sum();
         // Of a file that a phase ended before its time, what is there.
         let is_again = matches!(phase, Phase::EasyRead | Phase::HardRead);
         let operations_by_rank = if is_again { made.operations_by_rank.clone() } else { all };
@@ -381,6 +399,13 @@ impl Experiment<'_> {
         let outcome = load::run(&self.pool, &load, service, &mut made.files, watch)?;
         if phase.is_new() {
             made.operations_by_rank = outcome.operations_by_rank();
+            let wanted_bytes = all_operations * u64::from(phase.io_bytes(&self.sizes));
+            made.trouble = outcome.first_error.as_ref().map(|why| {
+                let bytes = outcome.bytes;
+                format!(
+                    "the files were written with errors, {bytes} of {wanted_bytes} bytes: {why}"
+                )
+            });
         }
         Ok(outcome)
     }
@@ -548,6 +573,25 @@ mod tests {
         assert_eq!((measured.phase.as_str(), &measured.first_error), ("random-read", &None));
         assert!(measured.figures[&Figure::VerifiedMib] > 0.0, "{:?}", measured.figures);
         assert_eq!(measured.figures[&Figure::WrongBytes], 0.0);
+        let given_mib = measured.figures[&Figure::GivenMib];
+        assert!(given_mib > 0.0 && given_mib < 256.0, "{given_mib} MiB were written in a second");
+    }
+
+    #[test]
+    fn reads_of_files_that_were_not_wholly_written_are_not_sound() {
+        let server = OwnServer::start();
+        let phases = "--phases easy-write,easy-read --ranks 1 --depth 1 --size 64KiB \
+                      --easy-bytes 4KiB";
+        let (done, measurements) = carried_out(&server.refusing_writes(), phases);
+        done.unwrap();
+        let [written, read] = &measurements[..] else { panic!("{measurements:?}") };
+        assert_eq!(written.figures[&Figure::Errors], 16.0, "{:?}", written.first_error);
+        let first_error = read.first_error.as_deref().unwrap_or_default();
+        let expected = "the files were written with errors, 0 of 65536 bytes: ";
+        assert!(first_error.starts_with(expected), "{first_error}");
+        let (done, measurements) = carried_out(&OwnServer::start().url(), phases);
+        done.unwrap();
+        assert!(measurements.iter().all(|one| one.first_error.is_none()), "{measurements:?}");
     }
 
     #[test]

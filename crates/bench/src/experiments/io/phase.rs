@@ -98,6 +98,20 @@ impl Phase {
         }
     }
 
+    /// Bytes of the files that it can reach, of which each rank of the maker wrote so much.
+    pub(super) fn given_bytes(self, sizes: &Sizes, operations_by_rank: &[u64]) -> u64 {
+        let operations = match self {
+            Self::RandomRead | Self::RandomWrite => {
+                let shortest = operations_by_rank.iter().min().copied().unwrap_or_default();
+                shortest * u64::from(sizes.ranks)
+            }
+            Self::EasyWrite | Self::EasyRead | Self::HardWrite | Self::HardRead => {
+                operations_by_rank.iter().sum()
+            }
+        };
+        operations * u64::from(self.maker().io_bytes(sizes))
+    }
+
     /// Operations of each rank.
     pub(super) fn operations(self, sizes: &Sizes) -> u64 {
         let ranks = u64::from(sizes.ranks);
@@ -141,6 +155,14 @@ mod tests {
         assert_eq!(units(SIZES, 256), 65_536);
         let odd = Sizes { easy_bytes: 10_000, ..SIZES };
         assert_eq!(units(odd, 1), 2, "two blocks of 4,096 fit into 10,000 bytes");
+    }
+
+    #[test]
+    fn what_was_not_written_is_not_given() {
+        let written = [200, 256, 100, 256];
+        let mib = |phase: Phase| phase.given_bytes(&SIZES, &written) >> 20;
+        assert_eq!((mib(Phase::EasyRead), mib(Phase::RandomRead)), (812, 400));
+        assert_eq!(Phase::HardRead.given_bytes(&SIZES, &[1, 2, 3, 4]), 10 * 47_008);
     }
 
     #[test]
