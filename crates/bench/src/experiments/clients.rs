@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io;
 use std::ops::RangeInclusive;
 use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -70,6 +70,17 @@ enum Client {
     Cp,
 }
 
+impl Client {
+    /// What results call it.
+    const fn subject(self) -> &'static str {
+        match self {
+            Self::Fio => "fio",
+            Self::NfsCp => "nfs-cp",
+            Self::Cp => "spillway cp",
+        }
+    }
+}
+
 /// The transfer size of IOR's hard pattern.
 const HARD_BYTES: u64 = 47_008;
 const EASY_BYTES: u64 = 1 << 20;
@@ -100,7 +111,7 @@ impl servers::Experiment for Options {
             let experiment = Experiment { options: self, export, directory: directory.name() };
             for round in rounds {
                 for (order, at) in (1..).zip(super::turned(self.loads.len(), round)) {
-                    experiment.round(self.loads[at], &mut |measurement| {
+                    experiment.round(self.loads[at], round, &mut |measurement| {
                         record(Measurement { round, order, ..measurement })
                     })?;
                 }
@@ -130,6 +141,17 @@ struct Experiment<'a> {
     directory: &'a str,
 }
 
+/// Copies by a program.
+struct Copies<'a> {
+    client: Client,
+    program: &'a Path,
+    /// Of its command line, before source and destination.
+    words: &'a [&'a str],
+    /// The file on the server, as the program has it.
+    remote: String,
+    round: u32,
+}
+
 /// Result of a program: bytes and calls where it counts them, and the time until all was durable.
 struct Done {
     bytes: u64,
@@ -143,13 +165,14 @@ impl Experiment<'_> {
     fn round(
         &self,
         client: Client,
+        round: u32,
         record: &mut dyn FnMut(Measurement) -> Result<()>,
     ) -> Result<()> {
         match client {
             Client::Fio => {
                 for job in self.jobs() {
                     let phase = job.phase();
-                    let mut measurement = self.measure(&phase, "fio", || {
+                    let mut measurement = self.measure(&phase, client.subject(), || {
                         fio::run(&job, &self.libnfs_url(b""), self.directory, &self.export.stop)
                     })?;
                     let moved = ("moved_bytes".to_owned(), job.bytes_by_job);
@@ -158,18 +181,24 @@ impl Experiment<'_> {
                 }
                 Ok(())
             }
-            Client::NfsCp => self.copies("nfs-cp", Path::new("nfs-cp"), &[], record, |name| {
-                self.libnfs_url(format!("/{}/{name}", self.directory).as_bytes())
-            }),
+            Client::NfsCp => {
+                let (program, words) = (Path::new("nfs-cp"), &[]);
+                let remote = self.libnfs_url(self.copy_path(client).as_bytes());
+                self.copies(Copies { client, program, words, remote, round }, record)
+            }
             Client::Cp => {
                 let program = std::env::current_exe();
-                let program = program.map_err(Error::machine("cannot find this program"))?;
-                self.copies("spillway cp", &program, &["cp"], record, |name| {
-                    let path = self.path_of(format!("/{}/{name}", self.directory).as_bytes());
-                    NfsUrl { path, ..self.export.url.clone() }.to_string()
-                })
+                let program = &program.map_err(Error::machine("cannot find this program"))?;
+                let path = self.path_of(self.copy_path(client).as_bytes());
+                let remote = NfsUrl { path, ..self.export.url.clone() }.to_string();
+                self.copies(Copies { client, program, words: &["cp"], remote, round }, record)
             }
         }
+    }
+
+    /// Of a copy, below the export.
+    fn copy_path(&self, client: Client) -> String {
+        format!("/{}/copy-{}", self.directory, client as u8)
     }
 
     fn jobs(&self) -> [Job; 5] {
@@ -196,31 +225,47 @@ impl Experiment<'_> {
     /// A copy to the server, and one of that file back.
     fn copies(
         &self,
-        subject: &str,
-        program: &Path,
-        words: &[&str],
+        copies: Copies<'_>,
         record: &mut dyn FnMut(Measurement) -> Result<()>,
-        url: impl Fn(&str) -> String,
     ) -> Result<()> {
+        let Copies { client, program, words, remote, round } = copies;
+        let subject = client.subject();
         let local = WorkDirectory::create(Path::new("/dev/shm"))?;
         let (source, back) = (local.path().join("source"), local.path().join("back"));
         let bytes = self.options.size.0;
         let stop = &self.export.stop;
-        fill(&source, bytes, stop)?;
-        let remote = PathBuf::from(url("copy"));
-        for (phase, from, to) in [("copy-to", &source, &remote), ("copy-from", &remote, &back)] {
-            let measurement = self.measure(phase, subject, || {
+        fill(&source, bytes, (client, round), stop)?;
+        let copy = |phase, from: &Path, to: &Path| {
+            self.measure(phase, subject, || {
                 let mut command = Command::new(program);
                 command.args(words).args([from, to]);
                 let secs = timed(command, stop)?;
                 Ok(Done { bytes, operations: None, secs, latencies: Vec::new() })
-            })?;
-            record(measurement)?;
+            })
+        };
+        let remote = Path::new(&remote);
+        let mut to_server = copy("copy-to", &source, remote)?;
+        let compared = copy("copy-from", remote, &back)
+            .and_then(|from_server| Ok((from_server, wrong_bytes(&source, &back, stop)?)));
+        let (mut from_server, wrong_bytes) = match compared {
+            Ok(compared) => compared,
+            Err(error) => {
+                record(to_server)?;
+                return Err(error);
+            }
+        };
+        let trouble = format!("{subject} returned other data than it sent");
+        for measurement in [&mut to_server, &mut from_server] {
+            let figures = [
+                (Figure::VerifiedMib, mib(bytes)),
+                (Figure::WrongBytes, crate::numeral::as_f64(wrong_bytes)),
+            ];
+            measurement.figures.extend(figures);
+            measurement.first_error = (wrong_bytes > 0).then(|| trouble.clone());
         }
-        match are_same(&source, &back, stop)? {
-            true => Ok(()),
-            false => Err(Error::Server(format!("{subject} returned other data than it sent"))),
-        }
+        record(to_server)?;
+        record(from_server)?;
+        if wrong_bytes > 0 { Err(Error::Server(trouble)) } else { Ok(()) }
     }
 
     fn measure(
@@ -350,25 +395,30 @@ fn failed(why: String, stop: &Stop) -> Error {
     stop.check().err().unwrap_or(Error::Program(why))
 }
 
-/// Whether two files have the same bytes. They are read in pieces: they may fill the memory.
-fn are_same(one: &Path, other: &Path, stop: &Stop) -> Result<bool> {
+/// Bytes in which two files differ, with those that only one of them has. The files are read in
+/// pieces: they may fill the memory.
+fn wrong_bytes(one: &Path, other: &Path, stop: &Stop) -> Result<u64> {
     use io::BufRead as _;
     let failed = || Error::machine("cannot compare the copies");
     let open = |path: &Path| -> Result<_> {
         let file = File::open(path).map_err(failed())?;
-        Ok(io::BufReader::with_capacity(PIECE_BYTES, file))
+        let bytes = file.metadata().map_err(failed())?.len();
+        Ok((io::BufReader::with_capacity(PIECE_BYTES, file), bytes))
     };
-    let (mut one, mut other) = (open(one)?, open(other)?);
+    let ((mut one, one_bytes), (mut other, other_bytes)) = (open(one)?, open(other)?);
+    let mut wrong = one_bytes.abs_diff(other_bytes);
     loop {
         stop.check()?;
         let piece = one.fill_buf().map_err(failed())?;
         let counterpart = other.fill_buf().map_err(failed())?;
         let len = piece.len().min(counterpart.len());
-        if piece[..len] != counterpart[..len] {
-            return Ok(false);
-        }
         if len == 0 {
-            return Ok(piece.len() == counterpart.len());
+            return Ok(wrong);
+        }
+        // Comparing them whole is faster, and they are the same as a rule.
+        if piece[..len] != counterpart[..len] {
+            let differing = piece.iter().zip(counterpart).filter(|(a, b)| a != b);
+            wrong += differing.count() as u64;
         }
         one.consume(len);
         other.consume(len);
@@ -378,18 +428,24 @@ fn are_same(one: &Path, other: &Path, stop: &Stop) -> Result<bool> {
 /// Bytes of a file that are compared at once.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Writes bytes of which no 8 are like others.
-fn fill(path: &Path, bytes: u64, stop: &Stop) -> Result<()> {
+/// Writes bytes of which no 8 are like others, of this file or of that of another program or round:
+/// what a copy before has left is no copy.
+fn fill(path: &Path, bytes: u64, of: (Client, u32), stop: &Stop) -> Result<()> {
     use io::Write as _;
     let failed = || Error::machine(format!("cannot write {}", path.display()));
     let mut file = io::BufWriter::new(File::create(path).map_err(failed())?);
+    let (client, round) = of;
+    let seed = (u64::from(round) << 2 | client as u64) << WORD_BITS;
     for nth in 0..bytes / 8 {
         stop.check()?;
-        let word = nth.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let word = (seed ^ nth).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         file.write_all(&word.to_be_bytes()).map_err(failed())?;
     }
     file.flush().map_err(failed())
 }
+
+/// Enough to number the words of a file of 4 TiB.
+const WORD_BITS: u32 = 39;
 
 #[cfg(test)]
 mod tests;

@@ -124,12 +124,12 @@ fn files_are_the_same_byte_by_byte() {
     };
     let mut data = vec![7; PIECE_BYTES + 9];
     let whole = file("whole", &data);
-    let compared = |other: &Path, stop| are_same(&whole, other, &stop);
-    let same = |other: &Path| compared(other, Stop::default()).unwrap();
-    assert!(same(&file("again", &data)));
-    assert!(!same(&file("shorter", &data[1..])));
+    let compared = |other: &Path, stop| wrong_bytes(&whole, other, &stop);
+    let wrong = |other: &Path| compared(other, Stop::default()).unwrap();
+    assert_eq!(wrong(&file("again", &data)), 0);
+    assert_eq!(wrong(&file("shorter", &data[2..])), 2);
     *data.last_mut().unwrap() = 8;
-    assert!(!same(&file("other", &data)));
+    assert_eq!(wrong(&file("other", &data)), 1);
     assert!(matches!(compared(&whole, Stop::wanted()), Err(Error::Interrupted)));
 }
 
@@ -137,9 +137,71 @@ fn files_are_the_same_byte_by_byte() {
 fn a_file_to_copy_is_not_written_after_a_request_to_stop() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("file");
-    fill(&file, 4096, &Stop::default()).unwrap();
+    let of = (Client::Cp, 1);
+    fill(&file, 4096, of, &Stop::default()).unwrap();
     assert_eq!(std::fs::metadata(&file).unwrap().len(), 4096);
-    assert!(matches!(fill(&file, 4096, &Stop::wanted()), Err(Error::Interrupted)));
+    assert!(matches!(fill(&file, 4096, of, &Stop::wanted()), Err(Error::Interrupted)));
+}
+
+#[test]
+fn each_program_and_round_copies_other_data() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("file");
+    let mut words = std::collections::BTreeSet::new();
+    for of in [(Client::NfsCp, 1), (Client::NfsCp, 2), (Client::Cp, 1), (Client::Cp, 2)] {
+        fill(&file, 4096, of, &Stop::default()).unwrap();
+        words.extend(std::fs::read(&file).unwrap().chunks(8).map(<[u8]>::to_vec));
+    }
+    assert_eq!(words.len(), 4 * 4096 / 8);
+}
+
+/// The results of copies by a shell script, and how it ended.
+fn copied_by(script: &str) -> (Vec<Measurement>, Result<()>) {
+    let server = OwnServer::start();
+    let options: Options = options("--size 1MiB --cache found").unwrap();
+    let (export, directory) = (server.export(), tempfile::tempdir().unwrap());
+    let experiment = Experiment { options: &options, export: &export, directory: "bench" };
+    let copies = Copies {
+        client: Client::NfsCp,
+        program: Path::new("sh"),
+        words: &["-c", script, "sh"],
+        remote: directory.path().join("remote").to_str().unwrap().to_owned(),
+        round: 1,
+    };
+    let mut all = Vec::new();
+    let mut record = |measurement| {
+        all.push(measurement);
+        Ok(())
+    };
+    let done = experiment.copies(copies, &mut record);
+    (all, done)
+}
+
+#[test]
+fn copies_that_come_back_wrong_are_recorded_as_wrong() {
+    let (all, done) = copied_by("head -c -7 <\"$1\" >\"$2\"");
+    assert!(matches!(done, Err(Error::Server(_))), "{done:?}");
+    let phases: Vec<_> = all.iter().map(|one| one.phase.as_str()).collect();
+    assert_eq!(phases, ["copy-to", "copy-from"]);
+    for one in &all {
+        assert_eq!(one.figures[&Figure::WrongBytes], 14.0, "both copies left 7 bytes out");
+        assert!(one.first_error.as_ref().is_some_and(|why| why.contains("other data")), "{one:?}");
+    }
+    let (all, done) = copied_by("cp \"$1\" \"$2\"");
+    done.unwrap();
+    for one in &all {
+        assert_eq!((one.figures[&Figure::VerifiedMib], &one.first_error), (1.0, &None));
+        assert_eq!(one.figures[&Figure::WrongBytes], 0.0);
+    }
+}
+
+#[test]
+fn a_copy_stays_in_the_records_if_the_way_back_fails() {
+    let (all, done) = copied_by("test \"${1##*/}\" = source && cp \"$1\" \"$2\"");
+    assert!(matches!(done, Err(Error::Program(_))), "{done:?}");
+    let [copied] = &all[..] else { panic!("{all:?}") };
+    assert_eq!(copied.phase, "copy-to");
+    assert_eq!(copied.figures.get(&Figure::VerifiedMib), None);
 }
 
 #[test]
