@@ -60,10 +60,12 @@ impl Contrast {
         Figure::ALL.iter().filter_map(|figure| Self::of(*figure, base, other)).collect()
     }
 
-    /// One figure; none if either has no value of it, or if neither way is better.
+    /// One figure; none if either has no value of it, or if neither way is better: as of a sum,
+    /// where time limits the load and the faster of two does more of it.
     #[must_use]
     pub fn of(figure: Figure, base: &Case, other: &Case) -> Option<Self> {
-        if figure.better() == Better::Neither {
+        let is_limited = base.has_time_limit() || other.has_time_limit();
+        if figure.better() == Better::Neither || is_limited && figure.is_sum() {
             return None;
         }
         let comparison = Comparison::of(&base.observations(figure), &other.observations(figure))?;

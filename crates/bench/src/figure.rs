@@ -54,6 +54,21 @@ macro_rules! figures {
     };
 }
 
+impl Figure {
+    /// Whether it grows with the number of calls of a load.
+    #[must_use]
+    pub(crate) const fn is_sum(self) -> bool {
+        matches!(
+            self,
+            Self::Secs
+                | Self::DeviceReadMib
+                | Self::DeviceWrittenMib
+                | Self::DeviceReads
+                | Self::DeviceWrites
+        )
+    }
+}
+
 figures! {
     /// Data moved, by the time until all of it was durable where it was written.
     MibPerSec: "throughput", "MiB/s", Higher;

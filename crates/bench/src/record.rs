@@ -64,6 +64,9 @@ pub struct Run {
 /// subjects are the phases of the run, and there is nothing in them to compare.
 pub const CALIBRATION: &str = "calibration";
 
+/// The parameter of a load that ends after so many seconds.
+pub(crate) const LIMIT_SECS: &str = "limit_secs";
+
 /// [`Measurement::parameters`] of names and values; those without a value are left out.
 pub(crate) fn parameters<const N: usize>(named: [(&str, Option<u64>); N]) -> BTreeMap<String, u64> {
     named.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()

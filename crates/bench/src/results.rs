@@ -7,8 +7,8 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 use crate::figure::Figure;
-use crate::numeral::size_about;
-use crate::record::{CALIBRATION, Measurement, Record, Run};
+use crate::numeral::{as_f64, size_about};
+use crate::record::{CALIBRATION, LIMIT_SECS, Measurement, Record, Run};
 use crate::statistics::{Observation, Summary};
 
 /// Parameters by name.
@@ -246,6 +246,17 @@ impl Case {
     #[must_use]
     pub fn median(&self, figure: Figure) -> Option<f64> {
         self.summary(figure).map(|summary| summary.median)
+    }
+
+    /// Whether a limit of time ended its load in some round, so that its rounds differ in what they
+    /// did.
+    #[must_use]
+    pub fn has_time_limit(&self) -> bool {
+        self.rounds.iter().any(|one| {
+            let limit = one.parameters.get(LIMIT_SECS);
+            let times = limit.zip(one.figures.get(&Figure::Secs));
+            times.is_some_and(|(limit, secs)| *secs >= as_f64(*limit))
+        })
     }
 
     /// What is wrong with its measurements, in a sentence for each: errors and wrong data.

@@ -159,6 +159,35 @@ fn one_sided_loads_and_other_circumstances_are_reported() {
     assert!(text.lines().all(|line| line.chars().count() <= COLUMNS), "{text}");
 }
 
+#[test]
+fn more_work_in_the_same_time_is_no_loss() {
+    let directory = TempDir::new().expect("a directory");
+    let sums = ["time s", "device read MiB", "device written MiB", "device writes"];
+    let table = [("limited", Some(3), true), ("within", Some(60), false), ("whole", None, false)];
+    for (name, limit_secs, is_limited) in table {
+        let mut all = loads("write", &["slow", "fast"], 3);
+        for one in &mut all {
+            one.parameters.extend(limit_secs.map(|secs| ("limit_secs".to_owned(), secs)));
+            let work = if one.subject == "fast" { 2.0 } else { 1.0 };
+            let figures = [
+                (Figure::MibPerSec, 100.0 * work),
+                (Figure::Secs, 3.0 + work / 100.0),
+                (Figure::DeviceReadMib, work),
+                (Figure::DeviceWrittenMib, 300.0 * work),
+                (Figure::DeviceWrites, 300.0 * work),
+            ];
+            one.figures.extend(figures);
+        }
+        let file = file(&directory, name, &records(name, all));
+        let text = compared(file.to_str().expect("a path"), None).expect("compared");
+        assert!(row(&text, "throughput").ends_with("faster"), "{text}");
+        for title in sums {
+            let found = text.lines().filter(|line| line.trim_start().starts_with(title)).count();
+            assert_eq!(found, usize::from(!is_limited), "{title}: {text}");
+        }
+    }
+}
+
 /// Records of a run with such a limit of the servers' memory, in which each rate is `rate`.
 fn limited(id: &str, limit_bytes: u64, subjects: &[&str], rate: f64) -> Vec<Record> {
     let mut all = loads("read", subjects, 3);
@@ -210,6 +239,25 @@ fn runs_of_one_file_in_different_circumstances_stay_apart() {
     let differ = "ranks 4; limit of memory: 128.0 MiB\n!! The circumstances differ: limit of memory: \
                   128.0 MiB, but 2.0 GiB in the other\n";
     assert!(text.contains(differ), "{text}");
+}
+
+#[test]
+fn loads_are_paired_with_those_that_differ_least() {
+    let directory = TempDir::new().expect("a directory");
+    let (small, large) = (128 << 20, 1 << 30);
+    let mut newer = limited("c", large, &["one"], 501.0);
+    newer.extend(limited("d", small, &["one"], 101.0));
+    for record in &mut newer {
+        if let Record::Run(run) = record {
+            run.kernel = "9.9.8".into();
+        }
+    }
+    let mut older = limited("a", small, &["one"], 100.0);
+    older.extend(limited("b", large, &["one"], 500.0));
+    let (older, newer) = (file(&directory, "older", &older), file(&directory, "newer", &newer));
+    let text = compared(older.to_str().expect("a path"), newer.to_str()).expect("compared");
+    assert!(row(&text, "throughput").contains("101"), "{text}");
+    assert!(!text.contains("Only in"), "{text}");
 }
 
 #[test]

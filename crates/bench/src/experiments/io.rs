@@ -140,7 +140,7 @@ impl Options {
             ("io_bytes", Some(phase.io_bytes(sizes).into())),
             ("data_bytes", Some(sizes.bytes)),
             ("random_operations", is_random.then_some(sizes.random_operations)),
-            ("limit_secs", self.seconds),
+            (record::LIMIT_SECS, self.seconds),
             ("verified_of_64_reads", is_read.then(|| self.verify.of_64_reads())),
         ])
     }

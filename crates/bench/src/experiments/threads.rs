@@ -432,7 +432,7 @@ impl Options {
         record::parameters([
             ("io_bytes", Some(io_bytes.into())),
             ("file_bytes", Some(self.file_bytes())),
-            ("limit_secs", Some(self.seconds)),
+            (record::LIMIT_SECS, Some(self.seconds)),
         ])
     }
 

@@ -20,7 +20,7 @@ use super::course::{self, secs_per_gib};
 use crate::figure::Figure;
 use crate::numeral::mib;
 use crate::options::RoundOptions;
-use crate::record::{Measurement, Run, Second};
+use crate::record::{LIMIT_SECS, Measurement, Run, Second};
 use crate::rig::{MemoryGroup, WorkDirectory};
 use crate::stop::Stop;
 use crate::{Error, Result, successor};
@@ -262,7 +262,7 @@ fn measurement(options: &Options, mode: Mode, written: &Written) -> Measurement 
         ("files", u64::from(options.files)),
         ("block_bytes", options.block.0),
         ("file_bytes", options.size.0),
-        ("limit_secs", options.seconds.into()),
+        (LIMIT_SECS, options.seconds.into()),
     ];
     let mut parameters: BTreeMap<_, _> =
         parameters.map(|(name, value)| (name.to_owned(), value)).into();
