@@ -10,6 +10,7 @@ use io::IoMode;
 use server::config::ByteSize;
 
 use crate::load::Version;
+use crate::{Error, Result};
 
 /// What is measured.
 #[derive(Args, Clone, Debug)]
@@ -116,7 +117,7 @@ pub(crate) struct Named<T> {
 impl<T: FromStr> FromStr for Named<T> {
     type Err = T::Err;
 
-    fn from_str(text: &str) -> Result<Self, T::Err> {
+    fn from_str(text: &str) -> std::result::Result<Self, T::Err> {
         let (name, value) = match text.split_once('=') {
             // The query of a URL has equals signs, too, but behind its slashes.
             Some((name, value)) if !name.is_empty() && !name.contains('/') => (Some(name), value),
@@ -141,12 +142,25 @@ pub(crate) type Target = Named<Place>;
 impl FromStr for Place {
     type Err = client::nfs_url::UrlError;
 
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
+    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
         if text.contains("://") {
             return Ok(Self::Url(text.parse()?));
         }
         Ok(Self::Directory(text.into()))
     }
+}
+
+/// Checks a list in which each value is a measurement: one that is there twice would count as a
+/// further round.
+///
+/// # Errors
+/// [`Error::Misuse`] if a value is there twice.
+pub(crate) fn check_distinct<T: PartialEq>(option: &str, values: &[T]) -> Result<()> {
+    let is_twice = |(at, value): (usize, &T)| values[..at].contains(value);
+    if values.iter().enumerate().any(is_twice) {
+        return Err(Error::Misuse(format!("{option} has the same value twice")));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -180,6 +194,14 @@ mod tests {
         assert!(matches!(place("nfs://h/x?mountport=1"), Ok((None, Place::Url(_)))));
         assert!(matches!(place("/srv"), Ok((None, Place::Directory(_)))));
         assert!(place("http://h/x").is_err());
+    }
+
+    #[test]
+    fn a_value_that_is_given_twice_is_refused() {
+        check_distinct("--depth", &[1, 8, 2]).unwrap();
+        check_distinct::<u16>("--depth", &[]).unwrap();
+        let refused = check_distinct("--depth", &[1, 8, 1]).unwrap_err().to_string();
+        assert_eq!(refused, "--depth has the same value twice");
     }
 
     #[test]

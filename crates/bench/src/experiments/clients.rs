@@ -25,7 +25,7 @@ use super::scratch_directory::ScratchDirectory;
 use super::servers;
 use crate::figure::Figure;
 use crate::numeral::mib;
-use crate::options::TargetOptions;
+use crate::options::{TargetOptions, check_distinct};
 use crate::record::{Measurement, Run};
 use crate::rig::{Undo, WorkDirectory, cached_files};
 use crate::stop::Stop;
@@ -96,6 +96,7 @@ impl servers::Experiment for Options {
         if self.size.0 < EASY_BYTES {
             return Err(Error::Misuse("--size is at least 1MiB".to_owned()));
         }
+        check_distinct("--load", &self.loads)?;
         self.cache().note(targets, run);
         Ok(())
     }

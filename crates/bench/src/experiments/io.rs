@@ -20,7 +20,7 @@ use crate::load::{
     create_files,
 };
 use crate::numeral::mib;
-use crate::options::{RoundOptions, TargetOptions, VersionOptions};
+use crate::options::{RoundOptions, TargetOptions, VersionOptions, check_distinct};
 use crate::output::{Output, OutputOptions};
 use crate::record::{self, CALIBRATION, Measurement};
 use crate::rig::begin_run;
@@ -122,6 +122,8 @@ impl Options {
         if self.ranks == 0 || self.hard_bytes == 0 || self.depth.contains(&0) {
             return Err(Error::Misuse("ranks, calls and bytes must not be 0".into()));
         }
+        check_distinct("--phases", &self.phases)?;
+        check_distinct("--depth", &self.depth)?;
         Ok(sizes)
     }
 
@@ -611,6 +613,15 @@ mod tests {
         assert!(matches!(&refused, Error::Misuse(why) if why.ends_with(" has 301")), "{refused}");
         set("--ranks 255 --net-delay 1ms").map(drop).unwrap();
         set("--ranks 300").map(drop).unwrap();
+    }
+
+    #[test]
+    fn lists_with_a_value_twice_are_refused() {
+        for list in ["--depth 1,8,1", "--phases easy-write,easy-write"] {
+            let options: Options = options(&format!("/srv {list}")).unwrap();
+            let refused = options.sizes().unwrap_err();
+            assert!(matches!(refused, Error::Misuse(_)), "{refused}");
+        }
     }
 
     #[test]

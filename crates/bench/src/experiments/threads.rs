@@ -20,7 +20,7 @@ use crate::load::{
     self, Direction, Group, Load, LoadFile, NICE, Outcome, Pattern, Pool, Service, TIMEOUT, Verify,
     Watch, create_files,
 };
-use crate::options::{RoundOptions, TargetOptions, VersionOptions};
+use crate::options::{RoundOptions, TargetOptions, VersionOptions, check_distinct};
 use crate::output::{Output, OutputOptions};
 use crate::record::{self, Measurement};
 use crate::rig::begin_run;
@@ -102,6 +102,7 @@ const ONE_DEPTH: u16 = 4;
 /// # Errors
 /// What was measured before the error is kept and shown.
 pub fn run(options: &Options, program: &Path, arguments: Vec<String>) -> Result<()> {
+    options.check()?;
     let stop = Stop::on_signals()?;
     let mut run = begin_run("threads", arguments)?;
     let connections = options.most_connections();
@@ -124,6 +125,13 @@ pub fn run(options: &Options, program: &Path, arguments: Vec<String>) -> Result<
     let done = experiment.all_rounds(&subjects);
     experiment.output.finish()?;
     done
+}
+
+impl Options {
+    fn check(&self) -> Result<()> {
+        check_distinct("--threads", &self.threads)?;
+        check_distinct("--connections", &self.connections)
+    }
 }
 
 /// Why one client beside another cannot be measured, if it cannot.
@@ -528,6 +536,15 @@ mod tests {
         assert_eq!((alone.len(), beside.len()), (1, 2));
         assert_eq!(alone[0].nice, beside[0].nice);
         assert!(beside[0].nice < beside[1].nice);
+    }
+
+    #[test]
+    fn lists_with_a_value_twice_are_refused() {
+        let checked = |list| options::<Options>(&format!("/srv {list}")).unwrap().check();
+        checked("").unwrap();
+        for list in ["--threads 4,4", "--connections 1,2,1"] {
+            assert!(matches!(checked(list), Err(Error::Misuse(_))), "{list}");
+        }
     }
 
     #[test]

@@ -19,7 +19,7 @@ use server::config::ByteSize;
 use super::course::{self, secs_per_gib};
 use crate::figure::Figure;
 use crate::numeral::mib;
-use crate::options::RoundOptions;
+use crate::options::{RoundOptions, check_distinct};
 use crate::record::{LIMIT_SECS, Measurement, Run, Second};
 use crate::rig::{MemoryGroup, WorkDirectory};
 use crate::stop::Stop;
@@ -137,6 +137,7 @@ impl Options {
     }
 
     fn check(&self) -> Result<()> {
+        check_distinct("--modes", &self.modes)?;
         let misuse = |sentence: &str| Err(Error::Misuse(sentence.to_owned()));
         if self.size.0 == 0 {
             return misuse("--size is at least 1B");

@@ -16,7 +16,7 @@ use super::scratch_directory::ScratchDirectory;
 use super::servers;
 use crate::figure::Figure;
 use crate::numeral::{as_f64, mib};
-use crate::options::TargetOptions;
+use crate::options::{TargetOptions, check_distinct};
 use crate::record::{Measurement, Run};
 use crate::{Error, Result};
 use written::{Written, verify, write};
@@ -90,7 +90,8 @@ impl Options {
         if self.wsize.is_some_and(|ByteSize(bytes)| !WSIZE_BYTES.contains(&bytes)) {
             return Err(Error::Misuse("--wsize is 1KiB to 4MiB".to_owned()));
         }
-        Ok(())
+        check_distinct("--record-sizes", &self.record_sizes)?;
+        check_distinct("--workers", &self.workers)
     }
 }
 

@@ -38,6 +38,18 @@ fn warm_caches_are_refused() {
 }
 
 #[test]
+fn a_program_that_is_named_twice_is_refused() {
+    let targets: TargetOptions = crate::experiments::own_server::options("/srv").unwrap();
+    let described = |line| {
+        let options: Options = options(line).unwrap();
+        options.describe(&targets, &mut Run::default())
+    };
+    described("--cache found --load fio,cp").unwrap();
+    let refused = described("--cache found --load fio,cp,fio");
+    assert!(matches!(refused, Err(Error::Misuse(_))), "{refused:?}");
+}
+
+#[test]
 fn the_page_cache_of_the_files_before_a_measurement_is_recorded() {
     let server = OwnServer::start();
     std::fs::write(server.path().join("file"), vec![1; 1 << 20]).unwrap();

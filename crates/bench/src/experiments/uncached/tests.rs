@@ -128,9 +128,10 @@ fn the_modes_leave_different_page_caches() {
 }
 
 #[test]
-fn sizes_that_cannot_be_are_refused() {
+fn sizes_and_lists_that_cannot_be_are_refused() {
     let directory = on_disk();
-    for arguments in ["--size 0B", "--block 0B", "--block 5MiB", "--window 64KiB"] {
+    let sizes = ["--size 0B", "--block 0B", "--block 5MiB", "--window 64KiB"];
+    for arguments in sizes.into_iter().chain(["--modes cached,cached"]) {
         let refused = run(&options(directory.path(), arguments), &Stop::default(), &mut |_| Ok(()))
             .unwrap_err();
         assert!(matches!(refused, Error::Misuse(_)), "{arguments}: {refused}");

@@ -92,9 +92,11 @@ fn writes_that_are_late_are_counted() {
 }
 
 #[test]
-fn sizes_that_cannot_be_are_refused() {
+fn sizes_and_lists_that_cannot_be_are_refused() {
     let server = OwnServer::start();
-    for arguments in ["--size 0B", "--size 2GiB", "--wsize 1B", "--wsize 8MiB"] {
+    let lists = ["--workers 1,4,1", "--record-sizes 512,512"];
+    let sizes = ["--size 0B", "--size 2GiB", "--wsize 1B", "--wsize 8MiB"];
+    for arguments in sizes.into_iter().chain(lists) {
         let options: Options = options(arguments).unwrap();
         let refused = options.carry_out(1..=1, &server.export(), &mut |_| Ok(())).unwrap_err();
         assert!(matches!(refused, Error::Misuse(_)), "{arguments}: {refused}");
