@@ -101,23 +101,24 @@ impl servers::Experiment for Options {
         Ok(())
     }
 
-    /// Runs the programs on a file in a new directory of `export`.
+    /// Runs the programs on files in a new directory of `export` for each round: fio would
+    /// overwrite those of the round before.
     fn carry_out(
         &self,
-        rounds: RangeInclusive<u32>,
+        mut rounds: RangeInclusive<u32>,
         export: &Export<'_>,
         record: &mut dyn FnMut(Measurement) -> Result<()>,
     ) -> Result<()> {
-        ScratchDirectory::lend(export, false, |_, directory| {
-            let experiment = Experiment { options: self, export, directory: directory.name() };
-            for round in rounds {
+        rounds.try_for_each(|round| {
+            ScratchDirectory::lend(export, false, |_, directory| {
+                let experiment = Experiment { options: self, export, directory: directory.name() };
                 for (order, at) in (1..).zip(super::turned(self.loads.len(), round)) {
                     experiment.round(self.loads[at], round, &mut |measurement| {
                         record(Measurement { round, order, ..measurement })
                     })?;
                 }
-            }
-            Ok(())
+                Ok(())
+            })
         })
     }
 }

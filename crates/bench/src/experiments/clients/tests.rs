@@ -83,6 +83,22 @@ fn fio_writes_and_reads_all_of_its_file() {
 }
 
 #[test]
+fn each_round_begins_with_no_file() {
+    let server = OwnServer::start();
+    let options: Options = options("--size 1MiB --random-size 4KiB --cache found").unwrap();
+    let mut files = Vec::new();
+    let done = options.carry_out(1..=2, &server.export(), &mut |_| {
+        files.push(std::fs::read_dir(server.path().join("bench")).unwrap().count());
+        Ok(())
+    });
+    if let Err(Error::Program(why)) = done {
+        return skip(why);
+    }
+    done.unwrap();
+    assert_eq!(files, [1, 1, 2, 2, 2].repeat(2), "of one size of blocks, then of both");
+}
+
+#[test]
 fn fio_that_is_stopped_takes_its_jobs_along() {
     let server = OwnServer::start();
     let (url, bytes) = (server.url(), 1 << 30);
