@@ -56,6 +56,16 @@ impl TargetOptions {
         self.urls().next().is_none()
     }
 
+    /// Options that were given and that multiply or change the subjects of directories alone.
+    pub(crate) fn of_directories(&self) -> impl Iterator<Item = &'static str> {
+        let options = [
+            ("--modes", !self.modes.is_empty()),
+            ("--program", !self.programs.is_empty()),
+            ("--server-arg", !self.server_args.is_empty()),
+        ];
+        options.into_iter().filter_map(|(option, is_given)| is_given.then_some(option))
+    }
+
     /// The servers that run already, with their names.
     pub(crate) fn urls(&self) -> impl Iterator<Item = (String, &NfsUrl)> {
         self.targets.iter().filter_map(|target| match &target.value {

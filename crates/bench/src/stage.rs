@@ -158,11 +158,13 @@ impl Stage {
         connections: usize,
         run: &mut Run,
     ) -> Result<Self> {
+        let starts_none = targets.urls().count() == targets.targets.len();
+        let mut for_started = options.of_started_servers(targets).chain(targets.of_directories());
+        if let Some(option) = for_started.next().filter(|_| starts_none) {
+            let what = format!("{option} is for servers that are started: name a directory");
+            return Err(Error::Misuse(what));
+        }
         for option in options.of_started_servers(targets) {
-            if targets.urls().count() == targets.targets.len() {
-                let what = format!("{option} is for servers that are started: name a directory");
-                return Err(Error::Misuse(what));
-            }
             for (name, _) in targets.urls() {
                 run.left_out.push(format!("{option} was not applied to {name}, which ran before."));
             }

@@ -104,6 +104,13 @@ fn options_for_started_servers_are_refused_or_left_out_for_others() {
         assert_eq!(noted, [format!("{name} was not applied to nas, which ran before.")]);
         assert_eq!(left_out(&["/srv", option]).unwrap(), Vec::<String>::new());
     }
+    for option in ["--modes=direct", "--program=/bin/true", "--server-arg=--no-splice"] {
+        let (name, _) = option.split_once('=').unwrap();
+        let refused = left_out(&["nfs://nas/x", option]).unwrap_err();
+        assert!(matches!(&refused, Error::Misuse(why) if why.starts_with(name)), "{refused}");
+        // They are about subjects, which the record lists.
+        assert_eq!(left_out(&["/srv", "nas=nfs://h/x", option]).unwrap(), Vec::<String>::new());
+    }
 }
 
 #[test]
