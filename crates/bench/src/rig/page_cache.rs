@@ -37,9 +37,10 @@ pub struct CachedFiles {
     pub files: u64,
     /// Their sizes.
     pub size_bytes: u64,
-    /// In the page cache, in whole pages; `None` if the kernel does not tell.
+    /// In the page cache, in whole pages; `None` if the kernel does not tell, or if there are
+    /// `more` files: a part would pass for all of it.
     pub cached_bytes: Option<u64>,
-    /// Of that, dirty or in write-back; `None` if the kernel does not tell (before 6.5).
+    /// Of that, dirty or in write-back; `None` also if the kernel does not tell (before 6.5).
     pub dirty_bytes: Option<u64>,
     /// There are more files than are examined: 100,000, and 64 levels.
     pub more: bool,
@@ -70,8 +71,8 @@ pub fn cached_files(directory: &Path) -> Result<CachedFiles> {
             };
             seen += 1;
             if seen > FILES_MAX || depth == DEPTH_MAX {
-                found.more = true;
-                return Ok(found);
+                let (cached_bytes, dirty_bytes) = (None, None);
+                return Ok(CachedFiles { cached_bytes, dirty_bytes, more: true, ..found });
             }
             if metadata.dev() != file_system {
                 continue;
@@ -168,6 +169,19 @@ mod tests {
         assert_eq!(cached_files(directory.path()).unwrap().files, 0);
         let error = cached_files(&directory.path().join("missing")).unwrap_err();
         assert!(error.to_string().contains("missing"), "{error}");
+    }
+
+    #[test]
+    fn the_page_cache_of_a_part_of_the_files_is_not_reported() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        fs::write(directory.path().join("file"), vec![1; MIB]).unwrap();
+        let levels = |count| directory.path().join(vec!["d"; count].join("/"));
+        fs::create_dir_all(levels(DEPTH_MAX)).unwrap();
+        let found = cached_files(directory.path()).unwrap();
+        assert_eq!((found.files, found.more), (1, false));
+        fs::create_dir(levels(DEPTH_MAX + 1)).unwrap();
+        let found = cached_files(directory.path()).unwrap();
+        assert_eq!((found.cached_bytes, found.dirty_bytes, found.more), (None, None, true));
     }
 
     #[test]
