@@ -60,6 +60,12 @@ impl Error {
         move |source| Self::Machine { what, source }
     }
 
+    /// Whether a server that answers refused a call.
+    #[must_use]
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, Self::Call { source: client::Error::Nfs { .. }, .. })
+    }
+
     /// For `map_err`: the call `what` failed.
     pub fn call(what: impl Into<String>) -> impl FnOnce(client::Error) -> Self {
         let what = what.into();

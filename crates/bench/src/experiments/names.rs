@@ -69,15 +69,30 @@ impl servers::Experiment for Options {
         let runtime = runtime()?;
         let mut directories = Vec::new();
         let done = self.rounds_in(&runtime, &mut directories, rounds, export, record);
-        let removed = runtime.block_on(export.unless_gone(async {
-            let mut removed = Ok(());
-            for directory in &directories {
-                removed = removed.and(directory.remove().await);
-            }
-            removed
-        }));
+        let removals = directories.iter().map(ScratchDirectory::remove);
+        let removed = runtime.block_on(export.unless_gone(all_unless_gone(removals)));
         done.and(removed)
     }
+}
+
+/// Carries out one work after the other, also after one that the server refuses.
+///
+/// # Errors
+/// The first of those of the works.
+async fn all_unless_gone(
+    works: impl Iterator<Item = impl Future<Output = Result<()>>>,
+) -> Result<()> {
+    let mut all = Ok(());
+    for work in works {
+        let done = work.await;
+        let is_gone = done.as_ref().is_err_and(|error| !error.is_refusal());
+        all = all.and(done);
+        // Each further call would wait for its timeout.
+        if is_gone {
+            break;
+        }
+    }
+    all
 }
 
 /// What is done with each name.
@@ -240,6 +255,24 @@ mod tests {
     use super::*;
     use crate::experiments::own_server::OwnServer;
     use crate::experiments::servers::Experiment as _;
+
+    #[test]
+    fn directories_are_removed_until_the_server_is_gone() {
+        let refused = || client::Error::Accept(proto::oncrpc::AcceptStat::SystemErr);
+        let nfs = || client::Error::Nfs {
+            procedure: proto::nfs3::Procedure::Rmdir,
+            status: proto::nfs3::Status::Notempty,
+        };
+        let mut begun = Vec::new();
+        let works = [Some(nfs()), None, Some(refused()), None].into_iter().enumerate();
+        let works = works.map(|(number, error)| {
+            begun.push(number);
+            std::future::ready(error.map_or(Ok(()), |error| Err(Error::call("work")(error))))
+        });
+        let done = runtime().unwrap().block_on(all_unless_gone(works));
+        assert!(matches!(&done, Err(error) if error.is_refusal()), "the first is kept: {done:?}");
+        assert_eq!(begun, [0, 1, 2]);
+    }
 
     #[test]
     fn each_name_is_one_call_of_each_procedure() {
