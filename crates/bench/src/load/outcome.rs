@@ -267,6 +267,12 @@ mod tests {
             let value = measurement.figures[&figure];
             assert!((value / expected - 1.0).abs() < 0.002, "{figure:?} is {value}");
         }
+        let mut fast = Outcome { latency: histogram(), ..outcome() };
+        fast.latency.record_n(20_000, 1000).unwrap();
+        let mut short = Measurement::default();
+        fast.fill(&mut short);
+        let value = short.figures[&Figure::LatencyP50Us];
+        assert!((value / 20.0 - 1.0).abs() < 0.002, "{value} us instead of 20");
         assert_eq!(outcome().operations_by_rank(), [600, 400]);
         assert!((outcome().fairness().unwrap() - 0.5).abs() < 1e-9);
         assert_eq!(measurement.first_error, None);
