@@ -7,6 +7,7 @@ import errno
 import mmap
 import os
 import signal
+import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
@@ -214,6 +215,26 @@ def full_disk_and_programs():
             check("No space left" in done.stderr, f"dd {flags} printed {done.stderr}")
         done = run("cp", "/dev/zero", mount / "copy", secs=60)
         check("No space left" in done.stderr, f"cp printed {done.stderr}")
+
+
+@case
+def programs_behind_one_that_found_the_disk_full():
+    """They share its descriptor, as in a script, and have lost nothing."""
+    need("dd", "echo")
+    with spillway_export(size_bytes=SIZE, quick=True) as export, export.mount() as mount:
+        write_until_refused(mount / "filler", SIZE // 2 // MIB)
+        with open(mount / "log", "ab", buffering=0) as log:
+            # More than the mount caches, so that write(2) fails and not close(2).
+            dd = ["dd", "if=/dev/zero", "bs=1M", f"count={4 * SIZE // MIB}"]
+            failed = subprocess.run(dd, stdout=log, stderr=subprocess.PIPE, check=False, text=True)
+            check("error writing" in failed.stderr, f"dd printed {failed.stderr}")
+            os.unlink(mount / "filler")
+            written = eventually(lambda: write_until_refused(mount / "after", 4) is None, 20)
+            check(written, "no space after the unlink")
+            for _ in range(3):
+                done = subprocess.run(["/bin/echo", "x"], stdout=log, check=False)
+                check(done.returncode == 0, f"echo ended with {done.returncode}")
+        check((mount / "log").read_bytes().endswith(b"x\nx\nx\n"), "the lines are not written")
 
 
 @case

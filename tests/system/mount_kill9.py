@@ -11,6 +11,7 @@ import errno
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 import time
 
@@ -288,6 +289,38 @@ def write_and_start_program(path, written, go):
     os.write(written, b"!")
     os.read(go, 1)
     os.execv("/bin/true", ["true"])
+
+
+@case
+def programs_that_start_take_no_error_away():
+    """Starting one closes a copy of the descriptor, which gets the error as well."""
+    with spillway_export() as export, export.mount("soft,timeo=5,retrans=1") as mount:
+        written, go = os.pipe(), os.pipe()
+        child = Child(write_and_run_program, mount / "file", written[1], go[0])
+        os.read(written[0], 1)
+        export.kill()
+        os.write(go[1], b"!")
+        numbers = child.result()
+        export.start()
+        check(numbers == [errno.EIO, 0], f"fsync and close: errno {numbers}")
+
+
+def write_and_run_program(path, written, go):
+    """The errors of fsync(2) and close(2) after a program was run."""
+    file = os.open(path, os.O_CREAT | os.O_WRONLY)
+    os.write(file, b"x")
+    os.write(written, b"!")
+    os.read(go, 1)
+    subprocess.run(["true"], check=True)
+    return [errno_of(os.fsync, file), errno_of(os.close, file)]
+
+
+def errno_of(call, *arguments):
+    try:
+        call(*arguments)
+    except OSError as error:
+        return error.errno
+    return 0
 
 
 def look_for_something_new(mount, name="missing"):

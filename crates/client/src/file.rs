@@ -204,6 +204,31 @@ impl File {
         self.inode.written()?.check(&self.writer)
     }
 
+    /// As [`check`](Self::check), for the close of one of several descriptors: the error is
+    /// reported again, unless the file is closed next.
+    ///
+    /// # Errors
+    /// Those of [`check`](Self::check).
+    pub(crate) fn peek(&self) -> Result<()> {
+        self.inode.written()?.peek(&self.writer)
+    }
+
+    /// No program has got what [`peek`](Self::peek) has returned: the close does not count it as
+    /// reported.
+    pub(crate) fn unpeek(&self) {
+        self.writer.unpeek();
+    }
+
+    /// As [`check`](Self::check), at the close: without an error that [`peek`](Self::peek) has
+    /// returned.
+    ///
+    /// # Errors
+    /// Those of [`check`](Self::check).
+    pub(crate) fn check_closing(&self) -> Result<()> {
+        self.inode.written()?.close(&self.writer);
+        self.check()
+    }
+
     /// Waits until all data written to the file so far is on the server's stable storage.
     ///
     /// # Errors
@@ -249,6 +274,9 @@ impl File {
     /// Counts the close, once.
     fn count_close(&mut self) -> Option<Hold> {
         let hold = self.hold.take()?;
+        if let Ok(written) = self.inode.written() {
+            written.close(&self.writer);
+        }
         tracer(&self.inode).emit(Event::CloseFile, self.inode.object(), 0, 0, format_args!(""));
         self.inode.closed();
         Some(hold)

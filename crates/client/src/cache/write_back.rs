@@ -128,6 +128,13 @@ pub(crate) struct Writer<T> {
     errors: ErrorCursor,
 }
 
+impl<T> Writer<T> {
+    /// Undoes [`WriteBack::peek`]: what it has returned does not count as reported at the close.
+    pub(crate) fn unpeek(&self) {
+        self.errors.unpeek();
+    }
+}
+
 impl<T: WriteTarget> WriteBack<T> {
     /// A file without written data. Allocates little until the first write.
     ///
@@ -276,6 +283,20 @@ impl<T: WriteTarget> WriteBack<T> {
     /// Data was lost, and this was not reported to `writer`.
     pub(crate) fn check(&self, writer: &Writer<T>) -> Result<()> {
         self.file.lock().errors.check(&writer.errors)
+    }
+
+    /// As [`check`](Self::check), which is left to return the same error once more.
+    ///
+    /// # Errors
+    /// Those of [`check`](Self::check).
+    pub(crate) fn peek(&self, writer: &Writer<T>) -> Result<()> {
+        self.file.lock().errors.peek(&writer.errors)
+    }
+
+    /// The file of `writer` is closed: the latest error counts as reported, if
+    /// [`peek`](Self::peek) has returned it.
+    pub(crate) fn close(&self, writer: &Writer<T>) {
+        self.file.lock().errors.close(&writer.errors);
     }
 
     async fn reach(&self, goal: Goal) {

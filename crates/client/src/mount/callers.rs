@@ -74,6 +74,11 @@ fn exists(pid: u32) -> bool {
     pid.is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
 }
 
+/// The process of the thread `pid`; `None` for an invisible one.
+pub(super) fn process_of(pid: u32) -> Option<u32> {
+    field(&status(pid)?, "Tgid")?.parse().ok()
+}
+
 /// Whether the thread `pid` exits, which closes its files and ignores their errors. `true` also for
 /// a thread of the kernel, which ignores them too; `false` for an invisible one.
 pub(super) fn is_exiting(pid: u32) -> bool {

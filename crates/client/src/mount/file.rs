@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use super::callers::{is_exiting, is_exiting_by_signal};
+use super::callers::{is_exiting, is_exiting_by_signal, process_of};
 use super::operations::{OpenFile, Operations, Outcome, Refusal};
 use super::reply::{
     Answer, MODE_BITS, OPEN_DIRECT_IO, OPEN_KEEP_CACHE, OPEN_NO_FLUSH, OPEN_PARALLEL_DIRECT_WRITES,
@@ -103,8 +103,7 @@ impl Operations {
         let is_write = write_flags & WRITE_CACHE == 0;
         let bypasses_pages = open.bypasses_pages || open.file.flags().direct;
         if is_write && open.short_write.take(head.pid) {
-            let checked = open.file.check().map_err(Refusal::from);
-            checked.inspect_err(|refusal| open.short_write.note_returned(refusal.0))?;
+            return_earlier_error(head, &open).await?;
         }
         let mut count = data.len();
         if is_write && open.file.has_failed() {
@@ -144,12 +143,18 @@ impl Operations {
     }
 
     /// FLUSH, which is close(2) of a descriptor of an open file. As [`sync`](Self::sync), but the
-    /// kernel ignores the result when a process exits with open descriptors, so that the error is
-    /// left for the next open and for [`finish`](Self::finish). A process that a signal ends waits
-    /// for the server for [`EXIT_WAIT_MAX`] only, because no further signal would end that wait:
-    /// RELEASE commits.
+    /// error is left for FSYNC and the next FLUSH: execve(2) and dup2(2) close descriptors too and
+    /// ignore the result, and the program that wrote can have another. RELEASE counts it as
+    /// reported.
+    ///
+    /// When a process exits with open descriptors, the error is left for the next open and for
+    /// [`finish`](Self::finish) as well, also if an earlier FLUSH has returned it. A process that a
+    /// signal ends waits for the server for [`EXIT_WAIT_MAX`] only, because no further signal would
+    /// end that wait: RELEASE commits.
     pub(super) async fn flush(&self, head: &Head, fh: u64) -> Outcome {
         let open = self.file(fh)?;
+        // Only a FLUSH that returns the error counts, see `Session::abandon` as well.
+        open.file.unpeek();
         let written = open.file.inode().written()?;
         if written.is_clean() || !is_exiting_by_signal(head.pid) {
             written.commit().await;
@@ -157,10 +162,17 @@ impl Operations {
             return Ok(Answer::done());
         }
         let has_error = open.file.has_failed() || open.short_write.has_returned();
-        if has_error && is_exiting(head.pid) {
+        if !has_error {
             return Ok(Answer::done());
         }
-        self.sync(fh).await
+        if is_exiting(head.pid) {
+            // Another FLUSH can have returned the error meanwhile.
+            open.file.unpeek();
+            return Ok(Answer::done());
+        }
+        let returned = open.short_write.take_returned_to(process_of(head.pid));
+        open.file.peek()?;
+        returned.map_or_else(|| Ok(Answer::done()), |errno| Err(Refusal(errno)))
     }
 
     /// FSYNC. Sends and commits all data, and returns the error of an earlier write that has not
@@ -187,15 +199,15 @@ impl Operations {
     /// Closes all open files, and sends and commits all written data.
     ///
     /// # Errors
-    /// Losses that were reported to no program, or not to one that has written the file and has it
-    /// open still.
+    /// Losses that were reported to no program, or not to one that has the file open for writing
+    /// still.
     pub(super) async fn finish(&self) -> Result<()> {
         // Before the closes, which wait for the REMOVE of deleted files, too.
         self.file_system.commit().await;
         let mut checked = Ok(());
         for open in self.files.take_all() {
             if open.file.flags().write {
-                checked = checked.and(open.file.check());
+                checked = checked.and(open.file.check_closing());
             }
             // As in `release`.
             if let Some(open) = Arc::into_inner(open) {
@@ -221,6 +233,21 @@ impl Operations {
     fn file(&self, fh: u64) -> std::result::Result<Arc<OpenFile>, Refusal> {
         self.files.get(fh).ok_or(Refusal(Errno::BADF))
     }
+}
+
+/// Returns the error of an earlier WRITE. If there was no space, the data written meanwhile is
+/// lost with the same report, as with the kernel's NFS client: programs that use the open file
+/// later have not lost it.
+async fn return_earlier_error(head: &Head, open: &OpenFile) -> std::result::Result<(), Refusal> {
+    let Err(error) = open.file.check() else { return Ok(()) };
+    let Refusal(errno) = error.into();
+    if matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::FBIG) {
+        open.file.inode().send_written().await;
+        // Reported as `errno`.
+        let _ = open.file.check();
+    }
+    open.short_write.note_returned(process_of(head.pid), errno);
+    Err(Refusal(errno))
 }
 
 /// The error of a CREATE without `O_EXCL`. Another client may have created the name since the

@@ -11,7 +11,9 @@
 //! within the write(2) of another.
 //!
 //! But sendfile(2), splice(2) and copy_file_range(2) go on after a short write, and return the
-//! length before the error. So FSYNC or FLUSH returns an error that a WRITE has returned once more.
+//! length before the error. So FSYNC, or FLUSH by the same process, returns an error that a WRITE
+//! has returned once more. Other processes that close the file, such as the later commands of a
+//! script, have not failed.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -28,8 +30,15 @@ pub(super) struct ShortWrite {
 struct State {
     /// The threads whose last WRITE has ended its write(2) for certain, the latest at the end.
     ended: VecDeque<u32>,
-    /// The last error that a WRITE has returned, until FSYNC or FLUSH.
-    returned: Option<Errno>,
+    /// The last error that a WRITE has returned, until FSYNC, or FLUSH by the same process.
+    returned: Option<Returned>,
+}
+
+#[derive(Debug)]
+struct Returned {
+    /// The process that wrote, if it is known.
+    writer: Option<u32>,
+    errno: Errno,
 }
 
 impl ShortWrite {
@@ -41,19 +50,29 @@ impl ShortWrite {
         found.and_then(|index| state.ended.remove(index)).is_some()
     }
 
-    /// Notes an error that a WRITE returns.
-    pub(super) fn note_returned(&self, errno: Errno) {
-        self.lock().returned = Some(errno);
+    /// Notes an error that a WRITE returns to the process `writer`.
+    pub(super) fn note_returned(&self, writer: Option<u32>, errno: Errno) {
+        self.lock().returned = Some(Returned { writer, errno });
     }
 
-    /// Whether a WRITE has returned an error since the last FSYNC or FLUSH.
+    /// Whether [`take_returned`](Self::take_returned) would return an error.
     pub(super) fn has_returned(&self) -> bool {
         self.lock().returned.is_some()
     }
 
     /// The last error that a WRITE has returned, once.
     pub(super) fn take_returned(&self) -> Option<Errno> {
-        self.lock().returned.take()
+        self.lock().returned.take().map(|returned| returned.errno)
+    }
+
+    /// As [`take_returned`](Self::take_returned), but the error of a process that is known is left
+    /// for it if another one asks.
+    pub(super) fn take_returned_to(&self, process: Option<u32>) -> Option<Errno> {
+        let is_own = |returned: &mut Returned| match (returned.writer, process) {
+            (Some(writer), Some(process)) => writer == process,
+            _ => true,
+        };
+        self.lock().returned.take_if(is_own).map(|returned| returned.errno)
     }
 
     /// How many of `len` bytes a WRITE of thread `pid` at `offset` accepts, to end its write(2).
@@ -95,6 +114,20 @@ mod tests {
         assert!(!short.take(8));
         assert!(short.take(7));
         assert!(!short.take(7));
+    }
+
+    #[test]
+    fn a_returned_error_is_left_for_its_process_if_both_are_known() {
+        let short = ShortWrite::default();
+        for writer in [Some(7), None] {
+            short.note_returned(writer, Errno::NOSPC);
+            assert_eq!(short.take_returned_to(Some(8)).is_none(), writer.is_some());
+            short.note_returned(writer, Errno::NOSPC);
+            assert_eq!(short.take_returned_to(None), Some(Errno::NOSPC));
+            short.note_returned(writer, Errno::NOSPC);
+            assert_eq!(short.take_returned_to(Some(7)), Some(Errno::NOSPC));
+            assert!(!short.has_returned());
+        }
     }
 
     #[test]

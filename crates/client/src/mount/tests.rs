@@ -17,7 +17,7 @@ use self::peer::{DIRECTORY, FILE, LAST, Peer, within};
 use super::callers::is_exiting;
 use super::file::EXIT_WAIT_MAX;
 use super::operations::{Operations, Outcome, Refusal};
-use super::request::{HEAD_BYTES, Head, Name, Setattr};
+use super::request::{HEAD_BYTES, Head, Name, Setattr, WRITE_CACHE};
 use super::session::Session;
 use crate::error::{Attempt, Error, ServerName};
 use crate::options::{MountOptions, Recovery, UseReaddirplus};
@@ -41,6 +41,13 @@ fn head(opcode: u32, node: u64, uid: u32) -> [u8; HEAD_BYTES] {
 /// A request on `node` by the user `uid`.
 fn request(node: u64, uid: u32) -> Head {
     Head::decode(&head(0, node, uid)).unwrap()
+}
+
+/// A request on `node` by the thread `pid` of the superuser.
+fn request_by(pid: u32, node: u64) -> Head {
+    let mut head = request(node, 0);
+    head.pid = pid;
+    head
 }
 
 /// `S_IFIFO`.
@@ -171,7 +178,7 @@ async fn an_error_that_a_write_has_returned_is_not_lost_with_a_process_that_exit
     let (_peer, operations) = Peer::mounted().await;
     let node = looked_up(&operations).await;
     let fh = opened(&operations, node, 0).await;
-    operations.files.get(fh).unwrap().short_write.note_returned(Errno::NOSPC);
+    operations.files.get(fh).unwrap().short_write.note_returned(None, Errno::NOSPC);
     let mut process = exiting("exit 0").await;
     let mut of_process = request(node, 0);
     of_process.pid = process.id();
@@ -197,6 +204,107 @@ async fn data_lost_by_a_process_that_exits_is_reported_to_the_next_open() {
     let closed = operations.flush(&request(node, 0), next).await;
     assert_eq!(closed.map_err(errno).err(), Some(Errno::NOSPC));
     assert!(operations.finish().await.is_ok(), "it is reported once");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_loss_returned_to_a_child_is_not_lost_with_the_writer_that_exits() {
+    for is_opened_again in [true, false] {
+        let (peer, operations) = Peer::mounted().await;
+        peer.refuse(Procedure::Write, Status::Nospc);
+        let node = looked_up(&operations).await;
+        let fh = opened(&operations, node, 0).await;
+        write(&operations, node, fh).await;
+        // The child's execve(2), which ignores the error.
+        assert!(operations.flush(&request(node, 0), fh).await.is_err());
+        let mut process = exiting("exit 0").await;
+        assert!(operations.flush(&request_by(process.id(), node), fh).await.is_ok());
+        process.wait().unwrap();
+        operations.release(fh).await;
+        if is_opened_again {
+            let next = opened(&operations, node, 0).await;
+            assert_eq!(operations.sync(next).await.map_err(errno).err(), Some(Errno::NOSPC));
+        }
+        assert_eq!(operations.finish().await.is_ok(), is_opened_again);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_close_of_one_descriptor_leaves_the_error_for_fsync_of_another() {
+    let (peer, operations) = Peer::mounted().await;
+    peer.refuse(Procedure::Write, Status::Nospc);
+    let node = looked_up(&operations).await;
+    let fh = opened(&operations, node, 0).await;
+    write(&operations, node, fh).await;
+    for _ in 0..2 {
+        let closed = operations.flush(&request(node, 0), fh).await;
+        assert_eq!(closed.map_err(errno).err(), Some(Errno::NOSPC));
+    }
+    assert_eq!(operations.sync(fh).await.map_err(errno).err(), Some(Errno::NOSPC));
+    assert!(operations.flush(&request(node, 0), fh).await.is_ok());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_error_that_a_write_has_returned_is_returned_by_a_close_of_the_same_process_alone() {
+    let (peer, operations) = Peer::mounted().await;
+    peer.refuse(Procedure::Write, Status::Nospc);
+    let node = looked_up(&operations).await;
+    let fh = opened(&operations, node, 0).await;
+    let thread = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+    assert_ne!(thread, std::process::id());
+    let by = |pid| request_by(pid, node);
+    let mut errors = Vec::new();
+    for _ in 0..3 {
+        let data = Bytes::from_static(b"data");
+        let written = operations.write(&by(thread), fh, 0, 0, 0, &data).await;
+        errors.push(written.map_err(errno).err());
+        operations.files.get(fh).unwrap().file.inode().send_written().await;
+    }
+    assert_eq!(errors, [None, None, Some(Errno::NOSPC)]);
+    peer.permit();
+    let mut other = Command::new("sleep").arg("60").spawn().unwrap();
+    assert!(operations.flush(&by(other.id()), fh).await.is_ok());
+    other.kill().unwrap();
+    other.wait().unwrap();
+    let closed = operations.flush(&by(std::process::id()), fh).await;
+    assert_eq!(closed.map_err(errno).err(), Some(Errno::NOSPC));
+    assert!(operations.flush(&by(std::process::id()), fh).await.is_ok());
+    assert!(operations.sync(fh).await.is_ok());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_loss_that_the_last_close_has_returned_is_not_reported_again() {
+    for is_released in [true, false] {
+        let (peer, operations) = Peer::mounted().await;
+        peer.refuse(Procedure::Write, Status::Nospc);
+        let node = looked_up(&operations).await;
+        let fh = opened(&operations, node, 0).await;
+        write(&operations, node, fh).await;
+        let closed = operations.flush(&request(node, 0), fh).await;
+        assert_eq!(closed.map_err(errno).err(), Some(Errno::NOSPC));
+        if is_released {
+            operations.release(fh).await;
+            let next = opened(&operations, node, 0).await;
+            assert!(operations.flush(&request(node, 0), next).await.is_ok());
+        }
+        assert!(operations.finish().await.is_ok(), "released: {is_released}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_loss_behind_the_one_that_a_close_has_returned_is_reported_to_the_next_open() {
+    let (peer, operations) = Peer::mounted().await;
+    peer.refuse(Procedure::Write, Status::Nospc);
+    let node = looked_up(&operations).await;
+    let fh = opened(&operations, node, 0).await;
+    write(&operations, node, fh).await;
+    assert!(operations.flush(&request(node, 0), fh).await.is_err());
+    // A store through a mapping.
+    let data = Bytes::from_static(b"data");
+    let stored = operations.write(&request(node, 0), fh, 0, WRITE_CACHE, 0, &data).await;
+    assert!(stored.is_ok());
+    operations.release(fh).await;
+    let next = opened(&operations, node, 0).await;
+    assert_eq!(operations.sync(next).await.map_err(errno).err(), Some(Errno::NOSPC));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

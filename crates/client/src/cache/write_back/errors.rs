@@ -14,9 +14,14 @@ pub(super) struct Errors {
     is_reported: bool,
 }
 
-/// The number of errors when the latest one was reported to an open file.
+/// The errors that an open file was shown.
 #[derive(Debug)]
-pub(super) struct ErrorCursor(AtomicU64);
+pub(super) struct ErrorCursor {
+    /// The number of errors when the latest one was reported to it.
+    reported: AtomicU64,
+    /// The number when [`Errors::peek`] returned the latest one; 0 if it did not.
+    peeked: AtomicU64,
+}
 
 impl Errors {
     pub(super) fn record(&mut self, error: Error) {
@@ -33,13 +38,14 @@ impl Errors {
     /// For a file opened now, to which later errors are reported, and the latest one if it was
     /// reported to none, so that no error is lost between a close and an open.
     pub(super) fn cursor(&self) -> ErrorCursor {
-        ErrorCursor(AtomicU64::new(self.count - u64::from(self.is_unreported())))
+        let reported = self.count - u64::from(self.is_unreported());
+        ErrorCursor { reported: AtomicU64::new(reported), peeked: AtomicU64::new(0) }
     }
 
     /// Whether [`check`](Self::check) would return an error.
     #[inline]
     pub(super) fn has(&self, cursor: &ErrorCursor) -> bool {
-        cursor.0.load(Ordering::Relaxed) != self.count
+        cursor.reported.load(Ordering::Relaxed) != self.count
     }
 
     /// Returns the latest error, once for each cursor.
@@ -48,9 +54,27 @@ impl Errors {
         if !self.has(cursor) {
             return Ok(());
         }
-        cursor.0.store(self.count, Ordering::Relaxed);
+        cursor.reported.store(self.count, Ordering::Relaxed);
         self.is_reported = true;
         self.latest.clone().map_or(Ok(()), Err)
+    }
+
+    /// Returns what [`check`](Self::check) would, and leaves it for that.
+    pub(super) fn peek(&self, cursor: &ErrorCursor) -> Result<()> {
+        if !self.has(cursor) {
+            return Ok(());
+        }
+        cursor.peeked.store(self.count, Ordering::Relaxed);
+        self.latest.clone().map_or(Ok(()), Err)
+    }
+
+    /// The file of `cursor` is closed: the latest error counts as reported to it, if
+    /// [`peek`](Self::peek) has returned it.
+    pub(super) fn close(&mut self, cursor: &ErrorCursor) {
+        if cursor.peeked.load(Ordering::Relaxed) == self.count {
+            // `peek` has returned it.
+            let _ = self.check(cursor);
+        }
     }
 
     /// Returns the latest error if it was reported to none.
@@ -59,6 +83,13 @@ impl Errors {
             return Ok(());
         }
         self.latest.clone().map_or(Ok(()), Err)
+    }
+}
+
+impl ErrorCursor {
+    /// Undoes [`Errors::peek`].
+    pub(super) fn unpeek(&self) {
+        self.peeked.store(0, Ordering::Relaxed);
     }
 }
 
@@ -86,6 +117,27 @@ mod tests {
         assert!(errors.check(&second).unwrap_err().is(Status::Nospc));
         assert!(errors.check(&second).is_ok());
         assert!(errors.check_unreported().is_ok());
+    }
+
+    #[test]
+    fn an_error_that_is_peeked_at_is_reported_to_the_same_file_or_by_its_close() {
+        let mut errors = Errors::default();
+        let [first, second] = [errors.cursor(), errors.cursor()];
+        errors.record(error(Status::Nospc));
+        for _ in 0..2 {
+            assert!(errors.peek(&first).unwrap_err().is(Status::Nospc));
+        }
+        assert!(errors.is_unreported());
+        assert!(errors.check(&first).unwrap_err().is(Status::Nospc));
+        assert!(errors.peek(&first).is_ok());
+        assert!(errors.peek(&second).unwrap_err().is(Status::Nospc));
+        errors.record(error(Status::Io));
+        errors.close(&second);
+        assert!(errors.is_unreported(), "`second` was shown the earlier error only");
+        assert!(errors.peek(&second).unwrap_err().is(Status::Io));
+        errors.close(&second);
+        assert!(!errors.is_unreported());
+        assert!(errors.check(&first).unwrap_err().is(Status::Io));
     }
 
     #[test]
