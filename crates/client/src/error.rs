@@ -225,7 +225,8 @@ const fn errno_of_status(status: Status) -> Errno {
     match status {
         Status::Perm => Errno::PERM,
         Status::Noent => Errno::NOENT,
-        Status::Io | Status::Serverfault => Errno::IO,
+        // Not ENOENT, which readdir(3) takes for the end of the directory.
+        Status::Io | Status::Serverfault | Status::BadCookie => Errno::IO,
         Status::Nxio => Errno::NXIO,
         Status::Acces => Errno::ACCESS,
         Status::Exist => Errno::EXIST,
@@ -244,7 +245,6 @@ const fn errno_of_status(status: Status) -> Errno {
         Status::Stale | Status::Badhandle => Errno::STALE,
         Status::Remote => Errno::REMOTE,
         Status::NotSync | Status::Jukebox => Errno::AGAIN,
-        Status::BadCookie => Errno::NOENT,
         Status::Notsupp => Errno::OPNOTSUPP,
         Status::Toosmall => Errno::INVAL,
     }
@@ -276,5 +276,16 @@ pub fn errno_text(errno: Errno) -> String {
     match text.rfind(" (os error") {
         Some(end) => text[..end].to_owned(),
         None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cookie_that_the_server_refuses_is_no_missing_name() {
+        assert_eq!(errno_of_status(Status::BadCookie), Errno::IO);
+        assert_eq!(errno_of_status(Status::Noent), Errno::NOENT);
     }
 }

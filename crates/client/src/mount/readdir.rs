@@ -11,6 +11,7 @@ use super::operations::{Node, Operations, Outcome, Refusal};
 use super::reply::{Answer, Dirent, Dirents};
 use super::request::Head;
 use crate::cache::directory;
+use crate::error::Error;
 use crate::inode::Inode;
 
 impl Operations {
@@ -40,9 +41,9 @@ impl Operations {
             // rewinddir(3): the listing has to show the current names.
             // A program that has closed a removed file does not expect its silly name.
             node.inode.silly_removals_ended().await;
-            directory.rewind().await?;
+            directory.rewind().await.map_err(listing_failed)?;
         }
-        let names = directory.entries_after(cookie).await?;
+        let names = directory.entries_after(cookie).await.map_err(listing_failed)?;
         let caller = self.as_caller(head);
         let bytes_max = usize::try_from(size).expect("a usize has at least 32 bits");
         let mut listing = Dirents::new(bytes_max);
@@ -83,6 +84,14 @@ impl Operations {
             }
             _ => listing.add_plus(&dirent(name), None),
         }
+    }
+}
+
+/// The error of a READDIR. readdir(3) takes ENOENT for the end of the directory.
+fn listing_failed(error: Error) -> Refusal {
+    match Refusal::from(error) {
+        Refusal(Errno::NOENT) => Refusal(Errno::IO),
+        other => other,
     }
 }
 

@@ -588,6 +588,20 @@ async fn a_listing_leads_no_more_to_the_object_of_a_name_that_was_renamed() {
     assert_eq!(listed(&operations, dir, 1, ONE_NAME_BYTES).await, []);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_listing_that_the_server_refuses_to_continue_does_not_end_without_an_error() {
+    for status in [Status::BadCookie, Status::Noent] {
+        let (peer, operations, dir) = listing().await;
+        assert_eq!(listed(&operations, dir, 0, 4096).await.len(), 2);
+        peer.refuse(Procedure::Readdirplus, status);
+        let next = operations.readdir(&request(ROOT, 0), dir, UNLISTED_COOKIE, 4096, true).await;
+        assert_eq!(next.map_err(errno).err(), Some(Errno::IO), "{status:?}");
+    }
+}
+
+/// A cookie of no listed name.
+const UNLISTED_COOKIE: u64 = 7;
+
 /// How long the kernel may use the first name of an answer.
 fn first_name_ttl(outcome: Outcome) -> Duration {
     outcome.map_err(errno).unwrap().send(1, |parts| {
