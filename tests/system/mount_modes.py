@@ -7,14 +7,16 @@ only. A name that it takes for absent it creates.
 
 import errno
 import os
+import shutil
 import socket
 import struct
+import subprocess
 import time
 
 from harness import case, check, main, run_ok, scratch_dir
 from mount_rig import OpenServer, mounted, need_fuse, spillway_export
 
-USER = 12345
+USER, OWNER = 12345, 12346
 
 
 def as_user(call):
@@ -141,6 +143,43 @@ def new_file_may_be_written_by_its_creator():
         found = as_user(lambda: os.write(os.open(directory / "file", flags, 0o444), b"data"))
         check(found == 0, f"errno {found}")
         check((server.directory / "file").read_bytes() == b"data", "it was not written")
+
+
+@case
+def program_written_by_another_user_loses_the_rights_of_its_owner():
+    """The server clears its set-user-id bit; the kernel has the mode from before."""
+    need_fuse()
+    with OpenServer(scratch_dir("export")) as server, server.mount("suid") as directory:
+        server.directory.chmod(0o755)
+        # Where cat is one of several commands of a program, its name chooses it.
+        program, copy = directory / "cat", server.directory / "cat"
+        shutil.copy("/bin/cat", copy)
+        os.chown(copy, OWNER, OWNER)
+        copy.chmod(0o4777)
+        found = effective_user(program)
+        check(found == OWNER, f"it runs as {found} before it is written")
+        found = as_user(lambda: append_one_byte(program))
+        check(found == 0, f"write: errno {found}")
+        found = effective_user(program)
+        check(found == USER, f"it runs as {found}")
+        mode = program.stat().st_mode & 0o7777
+        check(mode == 0o777, f"mode {mode:o}")
+
+
+def append_one_byte(path):
+    file = os.open(path, os.O_WRONLY | os.O_APPEND)
+    os.write(file, b"x")
+    os.close(file)
+
+
+def effective_user(program):
+    """As which user a copy of cat runs that `USER` starts."""
+    command = [program, "/proc/self/status"]
+    status = subprocess.run(
+        command, user=USER, group=USER, extra_groups=[], capture_output=True, check=True, text=True,
+    ).stdout  # fmt: skip
+    _, _, effective, *_ = next(line for line in status.splitlines() if "Uid:" in line).split()
+    return int(effective)
 
 
 def access_list(user):

@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use super::callers::{is_exiting, is_exiting_by_signal, process_of};
-use super::operations::{OpenFile, Operations, Outcome, Refusal};
+use super::operations::{OpenFile, Operations, Outcome, Refusal, is_set_id};
 use super::reply::{
     Answer, MODE_BITS, OPEN_DIRECT_IO, OPEN_KEEP_CACHE, OPEN_NO_FLUSH, OPEN_PARALLEL_DIRECT_WRITES,
 };
@@ -132,7 +132,7 @@ impl Operations {
             self.changed_by_others(node.inode.handle(), &Handle::current());
         }
         // The server clears set-id bits with the WRITE, and stat(2) after write(2) must show that.
-        if write_flags & WRITE_KILL_SUIDGID != 0 && is_set_id(&open.file) {
+        if write_flags & WRITE_KILL_SUIDGID != 0 && is_set_id(&node.inode) {
             open.file.inode().send_written().await;
         }
         // The error of this WRITE, in a file whose writes wait for the server.
@@ -257,10 +257,6 @@ fn created_meanwhile(error: Error) -> Refusal {
     if error.is(Status::Exist) { Refusal(Errno::STALE) } else { error.into() }
 }
 
-fn is_set_id(file: &File) -> bool {
-    file.inode().attributes().mode & SET_ID_BITS != 0
-}
-
 fn open_flags(flags: u32) -> OpenFlags {
     let mode = flags & O_ACCMODE;
     OpenFlags {
@@ -298,5 +294,3 @@ const O_DSYNC: u32 = rustix::fs::OFlags::DSYNC.bits();
 
 /// `FMODE_EXEC` of the kernel, which it sets among the flags when a program is run.
 const FMODE_EXEC: u32 = 1 << 5;
-
-const SET_ID_BITS: u32 = 0o6000;

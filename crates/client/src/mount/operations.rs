@@ -533,12 +533,20 @@ impl Node {
 /// which will change them: the next GETATTR waits for it, as with the kernel's NFS client. Zero
 /// while other clients change the file, so that an OPEN that finds a change does not have to
 /// invalidate the kernel's attributes, which would discard replies that reads of other programs
-/// wait for.
+/// wait for. Zero for a file with set-id bits: the kernel keeps them when another user writes the
+/// file on this mount, the server clears them, and execve(2) must not use the kernel's. A write by
+/// another client is seen when the attributes expire, as with all files.
 fn attributes_ttl(inode: &Inode) -> Duration {
+    let changes = || is_shared(inode) || is_set_id(inode);
     match inode.written() {
-        Ok(written) if is_shared(inode) || !written.is_clean() => Duration::ZERO,
+        Ok(written) if changes() || !written.is_clean() => Duration::ZERO,
         _ => inode.attributes_ttl(),
     }
+}
+
+/// Whether the file runs as its owner or group.
+pub(super) fn is_set_id(inode: &Inode) -> bool {
+    inode.attributes().mode & SET_ID_BITS != 0
 }
 
 /// Whether another client has changed the file lately.
@@ -555,3 +563,5 @@ const PARTS_POLLS: u32 = 100;
 
 /// The execute bits of owner, group and all others.
 const SEARCH_BY_ALL: u32 = 0o111;
+
+const SET_ID_BITS: u32 = 0o6000;

@@ -604,11 +604,33 @@ const UNLISTED_COOKIE: u64 = 7;
 
 /// How long the kernel may use the first name of an answer.
 fn first_name_ttl(outcome: Outcome) -> Duration {
+    ttl_at(outcome, 16, 32)
+}
+
+/// A time in an answer, whose seconds and nanoseconds are at these offsets.
+fn ttl_at(outcome: Outcome, seconds_at: usize, nanoseconds_at: usize) -> Duration {
     outcome.map_err(errno).unwrap().send(1, |parts| {
-        let seconds = u64::from_ne_bytes(parts[1][16..24].try_into().unwrap());
-        let nanoseconds = u32::from_ne_bytes(parts[1][32..36].try_into().unwrap());
-        Duration::new(seconds, nanoseconds)
+        let seconds = parts[1][seconds_at..][..8].try_into().unwrap();
+        let nanoseconds = parts[1][nanoseconds_at..][..4].try_into().unwrap();
+        Duration::new(u64::from_ne_bytes(seconds), u32::from_ne_bytes(nanoseconds))
     })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_kernel_does_not_keep_the_attributes_of_a_file_with_set_id_bits() {
+    let (_peer, operations) = Peer::mounted().await;
+    let node = looked_up(&operations).await;
+    let file = request(node, 0);
+    for (mode, is_kept) in [(0o755, true), (0o4755, false), (0o2755, false), (0o1755, true)] {
+        let set = Setattr { mode: Some(mode), ..Setattr::default() };
+        let ttl = ttl_at(operations.setattr(&file, &set).await, 0, 8);
+        assert_eq!(!ttl.is_zero(), is_kept, "SETATTR, mode {mode:o}: {ttl:?}");
+        let ttl = ttl_at(operations.getattr(&file).await, 0, 8);
+        assert_eq!(!ttl.is_zero(), is_kept, "GETATTR, mode {mode:o}: {ttl:?}");
+        let found = operations.lookup(&request(ROOT, 0), &Name(FILE.into())).await;
+        let ttl = ttl_at(found, 24, 36);
+        assert_eq!(!ttl.is_zero(), is_kept, "LOOKUP, mode {mode:o}: {ttl:?}");
+    }
 }
 
 /// How long the kernel may use the name [`FILE`], by the answer to a LOOKUP.

@@ -39,6 +39,8 @@ pub(super) struct Peer {
 struct State {
     calls: Vec<Received>,
     size: u64,
+    /// The mode of all files, once a SETATTR has set it.
+    mode: Option<u32>,
     /// The replies to SETATTR have no attributes.
     leaves_out_attributes: bool,
     /// The replies to calls that create have no handle.
@@ -233,6 +235,7 @@ impl State {
             Procedure::Setattr => {
                 let SetattrArgs { object, new_attributes, .. } = decode_all(arguments).unwrap();
                 self.size = new_attributes.size.unwrap_or(self.size);
+                self.mode = new_attributes.mode.or(self.mode);
                 let after = (!self.leaves_out_attributes).then(|| self.attributes(object));
                 let wcc = WccData { before: None, after };
                 SetattrReply::Ok(SetattrOk { wcc }).encode(w);
@@ -290,7 +293,7 @@ impl State {
         let fileid = match object.as_bytes() {
             ROOT => 1,
             DIRECTORY => 2,
-            _ => return file,
+            _ => return Attributes { mode: self.mode.unwrap_or(file.mode), ..file },
         };
         Attributes { file_type: FileType::Directory, mode: 0o755, fileid, ..file }
     }
