@@ -32,8 +32,10 @@ impl FileSystem {
         inode.revalidate(&self.nfs).await
     }
 
-    /// SETATTR, RFC 1813 §3.3.2. Data written earlier is sent first, so that it does not change the
-    /// times that are set here. None is sent while the size is being set.
+    /// SETATTR, RFC 1813 §3.3.2. Data written earlier is committed first, as by the kernel's NFS
+    /// client: a WRITE behind it, also one of data that the server lost in a restart, would change
+    /// the mtime and clear the set-id bits that are set here. For the size alone the data is only
+    /// sent, and none is sent while the size is being set.
     ///
     /// # Errors
     /// Those of the call.
@@ -42,12 +44,13 @@ impl FileSystem {
         inode: &Arc<Inode>,
         new: SetAttributes,
     ) -> Result<Attributes> {
+        let others = SetAttributes { size: None, ..new };
+        if new.size.is_none() || others != SetAttributes::default() {
+            inode.commit_written().await;
+        }
         let truncation = match new.size {
             Some(_) => inode.begin_truncation().await,
-            None => {
-                inode.send_written().await;
-                None
-            }
+            None => None,
         };
         self.tracer().emit(Event::SetattrCall, inode.object(), 0, 0, format_args!(""));
         let change = inode.begin_change();

@@ -348,6 +348,14 @@ impl Inode {
         }
     }
 
+    /// Waits until all data written so far is on the server's stable storage. Write errors are left
+    /// for the open files.
+    pub(crate) async fn commit_written(&self) {
+        if let Contents::File(file) = &self.contents {
+            file.written.commit().await;
+        }
+    }
+
     /// To be called before a SETATTR of the size. Waits like [`send_written`](Self::send_written);
     /// no written data is sent until the result is dropped. `None` for other types than files.
     pub(crate) async fn begin_truncation(&self) -> Option<Truncation<'_, WriteCalls>> {

@@ -17,7 +17,7 @@ use self::peer::{DIRECTORY, FILE, LAST, Peer, within};
 use super::callers::is_exiting;
 use super::file::EXIT_WAIT_MAX;
 use super::operations::{Operations, Outcome, Refusal};
-use super::request::{HEAD_BYTES, Head, Name, Setattr, WRITE_CACHE};
+use super::request::{HEAD_BYTES, Head, Name, Setattr, WRITE_CACHE, When};
 use super::session::Session;
 use crate::error::{Attempt, Error, ServerName};
 use crate::options::{MountOptions, Recovery, UseReaddirplus};
@@ -426,6 +426,30 @@ async fn the_end_of_a_mount_waits_for_the_remove_of_a_close_that_was_aborted() {
     within(peer.called(Procedure::Remove)).await;
     release.abort();
     finished_after_the_held_reply(&peer, &operations).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn written_data_is_committed_before_times_or_a_mode_are_set() {
+    let mtime = Some(When::At { seconds: 7, nseconds: 0 });
+    let (mode, size) = (Some(0o4755), Some(2));
+    let unset = Setattr::default();
+    let sets = [
+        Setattr { mtime, ..unset },
+        Setattr { mode, ..unset },
+        Setattr { mtime, size, ..unset },
+        Setattr { mode, size, ..unset },
+    ];
+    for set in sets {
+        let (peer, operations) = Peer::mounted().await;
+        let node = looked_up(&operations).await;
+        let fh = opened(&operations, node, 0).await;
+        write(&operations, node, fh).await;
+        assert!(operations.setattr(&request(node, 0), &set).await.is_ok());
+        let calls = peer.calls(&[Procedure::Write, Procedure::Commit, Procedure::Setattr]);
+        let order = calls.into_iter().map(|call| call.procedure);
+        let wanted = [Procedure::Write, Procedure::Commit, Procedure::Setattr];
+        assert_eq!(order.collect::<Vec<_>>(), wanted, "{set:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
