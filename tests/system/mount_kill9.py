@@ -17,7 +17,8 @@ import time
 
 from harness import MIB, case, check, main, scratch_dir
 from mount_random import STEPS, File, random_operations
-from mount_rig import LONGER, eventually, power_cut, spillway_export
+from mount_rig import LONGER, HeldReplies, eventually, power_cut, spillway_export
+from nfs3 import CREATE, MKDIR, RENAME
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parent / "posix_checks"))
 from place import Child, opened, same  # noqa: E402: it is beside the checks
@@ -321,6 +322,43 @@ def errno_of(call, *arguments):
     except OSError as error:
         return error.errno
     return 0
+
+
+@case
+def names_of_killed_calls_are_found():
+    """The kernel has cached that they are missing when the server executes the calls."""
+    calls = {
+        MKDIR: lambda new, _: os.mkdir(new),
+        CREATE: lambda new, _: os.open(new, os.O_CREAT | os.O_WRONLY),
+        RENAME: lambda new, old: os.rename(old, new),
+    }
+    with spillway_export(quick=True) as export:
+        for number, call in calls.items():
+            with HeldReplies(export.port, number) as way, way.mount("actimeo=600") as mount:
+                old, new = mount / f"old{number}", mount / f"new{number}"
+                (export.directory / old.name).touch()
+                check(not new.exists(), f"{new.name} is there before the call")
+                way.arrived.clear()
+                doomed = Child(call, new, old)
+                check(way.arrived.wait(30), f"procedure {number} was not called")
+                os.kill(doomed.pid, signal.SIGKILL)
+                doomed.wait()
+                found = eventually(new.exists, 10)
+                way.released.set()
+                check(found, f"{new.name} is not found")
+
+
+@case
+def names_of_calls_without_a_reply_are_found():
+    """A soft mount gives up a call that the server has executed."""
+    options = "soft,timeo=5,retrans=1,actimeo=600"
+    with spillway_export(quick=True) as export, HeldReplies(export.port, MKDIR) as way:
+        with way.mount(options) as mount:
+            new = mount / "new"
+            check(not new.exists(), "it is there before the call")
+            number = errno_of(os.mkdir, new)
+            check(number == errno.EIO, f"mkdir: errno {number}")
+            check(eventually(new.exists, 10), "it is not found")
 
 
 def look_for_something_new(mount, name="missing"):

@@ -11,7 +11,8 @@ import socket
 import struct
 
 PROGRAM_NFS, PROGRAM_MOUNT = 100003, 100005
-GETATTR, LOOKUP, READ, WRITE, CREATE, REMOVE, RENAME, COMMIT = 1, 3, 6, 7, 8, 12, 14, 21
+GETATTR, LOOKUP, READ, WRITE, CREATE, MKDIR, REMOVE = 1, 3, 6, 7, 8, 9, 12
+RENAME, COMMIT = 14, 21
 UNSTABLE, DATA_SYNC, FILE_SYNC = 0, 1, 2
 
 # An answer larger than this is a broken record mark, not a reply to one of our calls.

@@ -63,10 +63,10 @@ impl Operations {
         let caller = self.as_caller(head);
         let mode = mode & MODE_BITS;
         let inode = if flags & O_EXCL != 0 {
-            self.created(head, caller.create(&dir.inode, name, mode, true).await)?
+            caller.create(&dir.inode, name, mode, true).await?
         } else {
             let created = caller.create_for_open(&dir.inode, name, mode).await;
-            self.created(head, created).map_err(created_meanwhile)?
+            created.map_err(created_meanwhile)?
         };
         let file = caller.open_created(&inode, open_flags(flags))?;
         let entry = self.entry(&dir.inode, &inode, Duration::MAX);

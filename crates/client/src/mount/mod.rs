@@ -15,6 +15,7 @@ mod handles;
 mod kernel;
 mod kernel_view;
 mod namespace;
+mod naming;
 mod nodes;
 mod operations;
 mod readdir;

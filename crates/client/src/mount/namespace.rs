@@ -10,7 +10,6 @@ use super::attr::may;
 use super::operations::{Operations, Outcome, Refusal};
 use super::reply::{Answer, MODE_BITS, decode_device, type_of_mode};
 use super::request::{Head, Name};
-use crate::error::{Error, Result};
 use crate::file_system::FileSystem;
 use crate::inode::Inode;
 use crate::mount_options::LookupCache;
@@ -48,15 +47,6 @@ impl Operations {
         Answer::entry(&self.entry(dir, inode, Duration::MAX))
     }
 
-    /// The object that a call has created in a directory. If it could not be looked at, the kernel
-    /// has to look up the name again: it may have cached that there is none.
-    pub(super) fn created(&self, head: &Head, outcome: Result<Arc<Inode>>) -> Result<Arc<Inode>> {
-        if let Err(Error::CreatedUnseen { name, .. }) = &outcome {
-            self.expire_names(head.node, vec![name.clone()]);
-        }
-        outcome
-    }
-
     pub(super) async fn readlink(&self, head: &Head) -> Outcome {
         let node = self.node(head.node)?;
         Ok(Answer::data(self.as_caller(head).read_link(&node.inode).await?))
@@ -65,16 +55,14 @@ impl Operations {
     pub(super) async fn symlink(&self, head: &Head, name: &Name, target: &Name) -> Outcome {
         let dir = self.node(head.node)?;
         let caller = self.as_caller(head);
-        let created = caller.symlink(&dir.inode, &name.0, &target.0).await;
-        let inode = self.created(head, created)?;
+        let inode = caller.symlink(&dir.inode, &name.0, &target.0).await?;
         Ok(self.named(&caller, &dir.inode, &inode).await)
     }
 
     pub(super) async fn mkdir(&self, head: &Head, Name(name): &Name, mode: u32) -> Outcome {
         let dir = self.node(head.node)?;
         let caller = self.as_caller(head);
-        let created = caller.make_dir(&dir.inode, name, mode & MODE_BITS).await;
-        let inode = self.created(head, created)?;
+        let inode = caller.make_dir(&dir.inode, name, mode & MODE_BITS).await?;
         Ok(self.named(&caller, &dir.inode, &inode).await)
     }
 
@@ -97,15 +85,14 @@ impl Operations {
             Some(FileType::Fifo) => MknodData::Fifo(attributes),
             // mknod(2) of a regular file, which must not exist yet.
             Some(FileType::Regular) => {
-                let created = caller.create(&dir.inode, name, mode & MODE_BITS, true).await;
-                let inode = self.created(head, created)?;
+                let inode = caller.create(&dir.inode, name, mode & MODE_BITS, true).await?;
                 return Ok(self.named(&caller, &dir.inode, &inode).await);
             }
             Some(FileType::Directory | FileType::Symlink) | None => {
                 return Err(Refusal(Errno::INVAL));
             }
         };
-        let inode = self.created(head, caller.make_node(&dir.inode, name, what).await)?;
+        let inode = caller.make_node(&dir.inode, name, what).await?;
         Ok(self.named(&caller, &dir.inode, &inode).await)
     }
 

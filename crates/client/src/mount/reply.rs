@@ -10,7 +10,7 @@ use rustix::io::Errno;
 /// The answer to one request.
 #[derive(Debug)]
 pub(super) struct Answer {
-    error: Option<Errno>,
+    pub(super) error: Option<Errno>,
     body: Body,
     /// The kernel's new references, if it accepts this answer.
     pub(super) granted: Granted,

@@ -112,9 +112,11 @@ impl Session {
     /// switches. The rest runs as a task.
     fn run(self: &Arc<Self>, head: &Head, operation: Operation) {
         let is_release = matches!(operation, Operation::Release { .. });
+        let naming = self.operations.begin_naming(head, &operation);
         let mut work: Work = Box::pin(Arc::clone(&self.operations).perform(*head, operation));
         // Wakeups of this waker are lost, so the task polls again with its own.
         if let Poll::Ready(answer) = work.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            naming.end(&answer);
             return self.send(head.unique, answer);
         }
         let unique = head.unique;
@@ -124,6 +126,7 @@ impl Session {
         let task = self.runtime.spawn(async move {
             let answer = work.await;
             if session.waiting().remove(&unique).is_some() {
+                naming.end(&answer);
                 session.send(unique, answer);
             } else {
                 session.take_back(answer);
