@@ -83,24 +83,26 @@ async fn write(operations: &Arc<Operations>, node: u64, fh: u64) {
     assert!(written.is_ok());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn data_lost_at_release_is_reported_at_the_end_of_the_mount() {
+/// An open file of a server that has no space, with data that is not sent yet.
+async fn written_without_space() -> (Arc<Peer>, Arc<Operations>, u64, u64) {
     let (peer, operations) = Peer::mounted().await;
     peer.refuse(Procedure::Write, Status::Nospc);
     let node = looked_up(&operations).await;
     let fh = opened(&operations, node, 0).await;
     write(&operations, node, fh).await;
+    (peer, operations, node, fh)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn data_lost_at_release_is_reported_at_the_end_of_the_mount() {
+    let (_peer, operations, _, fh) = written_without_space().await;
     operations.release(fh).await;
     assert!(operations.finish().await.unwrap_err().is(Status::Nospc));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn data_lost_in_a_file_that_the_kernel_forgets_is_reported_at_the_end_of_the_mount() {
-    let (peer, operations) = Peer::mounted().await;
-    peer.refuse(Procedure::Write, Status::Nospc);
-    let node = looked_up(&operations).await;
-    let fh = opened(&operations, node, 0).await;
-    write(&operations, node, fh).await;
+    let (_peer, operations, node, fh) = written_without_space().await;
     operations.release(fh).await;
     operations.forget(node, 1);
     assert!(operations.finish().await.unwrap_err().is(Status::Nospc));
@@ -109,11 +111,7 @@ async fn data_lost_in_a_file_that_the_kernel_forgets_is_reported_at_the_end_of_t
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn data_lost_at_release_is_reported_to_the_next_open() {
-    let (peer, operations) = Peer::mounted().await;
-    peer.refuse(Procedure::Write, Status::Nospc);
-    let node = looked_up(&operations).await;
-    let fh = opened(&operations, node, 0).await;
-    write(&operations, node, fh).await;
+    let (_peer, operations, node, fh) = written_without_space().await;
     operations.release(fh).await;
     let next = opened(&operations, node, 0).await;
     assert_eq!(operations.sync(next).await.map_err(errno).err(), Some(Errno::NOSPC));
@@ -189,11 +187,7 @@ async fn an_error_that_a_write_has_returned_is_not_lost_with_a_process_that_exit
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn data_lost_by_a_process_that_exits_is_reported_to_the_next_open() {
-    let (peer, operations) = Peer::mounted().await;
-    peer.refuse(Procedure::Write, Status::Nospc);
-    let node = looked_up(&operations).await;
-    let exits = opened(&operations, node, 0).await;
-    write(&operations, node, exits).await;
+    let (_peer, operations, node, exits) = written_without_space().await;
     let mut process = exiting("exit 0").await;
     let mut of_process = request(node, 0);
     of_process.pid = process.id();
@@ -209,11 +203,7 @@ async fn data_lost_by_a_process_that_exits_is_reported_to_the_next_open() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_loss_returned_to_a_child_is_not_lost_with_the_writer_that_exits() {
     for is_opened_again in [true, false] {
-        let (peer, operations) = Peer::mounted().await;
-        peer.refuse(Procedure::Write, Status::Nospc);
-        let node = looked_up(&operations).await;
-        let fh = opened(&operations, node, 0).await;
-        write(&operations, node, fh).await;
+        let (_peer, operations, node, fh) = written_without_space().await;
         // The child's execve(2), which ignores the error.
         assert!(operations.flush(&request(node, 0), fh).await.is_err());
         let mut process = exiting("exit 0").await;
@@ -230,11 +220,7 @@ async fn a_loss_returned_to_a_child_is_not_lost_with_the_writer_that_exits() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_close_of_one_descriptor_leaves_the_error_for_fsync_of_another() {
-    let (peer, operations) = Peer::mounted().await;
-    peer.refuse(Procedure::Write, Status::Nospc);
-    let node = looked_up(&operations).await;
-    let fh = opened(&operations, node, 0).await;
-    write(&operations, node, fh).await;
+    let (_peer, operations, node, fh) = written_without_space().await;
     for _ in 0..2 {
         let closed = operations.flush(&request(node, 0), fh).await;
         assert_eq!(closed.map_err(errno).err(), Some(Errno::NOSPC));
@@ -274,11 +260,7 @@ async fn an_error_that_a_write_has_returned_is_returned_by_a_close_of_the_same_p
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_loss_that_the_last_close_has_returned_is_not_reported_again() {
     for is_released in [true, false] {
-        let (peer, operations) = Peer::mounted().await;
-        peer.refuse(Procedure::Write, Status::Nospc);
-        let node = looked_up(&operations).await;
-        let fh = opened(&operations, node, 0).await;
-        write(&operations, node, fh).await;
+        let (_peer, operations, node, fh) = written_without_space().await;
         let closed = operations.flush(&request(node, 0), fh).await;
         assert_eq!(closed.map_err(errno).err(), Some(Errno::NOSPC));
         if is_released {
@@ -292,11 +274,7 @@ async fn a_loss_that_the_last_close_has_returned_is_not_reported_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_loss_behind_the_one_that_a_close_has_returned_is_reported_to_the_next_open() {
-    let (peer, operations) = Peer::mounted().await;
-    peer.refuse(Procedure::Write, Status::Nospc);
-    let node = looked_up(&operations).await;
-    let fh = opened(&operations, node, 0).await;
-    write(&operations, node, fh).await;
+    let (_peer, operations, node, fh) = written_without_space().await;
     assert!(operations.flush(&request(node, 0), fh).await.is_err());
     // A store through a mapping.
     let data = Bytes::from_static(b"data");
