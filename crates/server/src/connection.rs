@@ -175,6 +175,8 @@ pub(crate) async fn serve(
     // Listed from now on, also without a call.
     let _ = intake.client();
     tokio::select! {
+        // Without it each poll takes a random number, to choose where it begins.
+        biased;
         () = activity.evicted() => tracing::debug!(client = %address, "evicted"),
         () = calls(&flow, intake, receiver) => {}
         // The peer does not take its replies, or sends what are no calls.
