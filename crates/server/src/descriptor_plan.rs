@@ -15,8 +15,10 @@ const PIPES: usize = 16;
 /// Descriptors of open files, however few there are: two objects in each part of the cache.
 const FILES_MIN: usize = 64;
 
-/// With version 4, opens take at most this part of what is left to files, and lock owners and
-/// delegations as much each.
+/// With version 4, opens take at most this part of what is left to files: what they do not use, all
+/// objects may have.
+const OPENS_PART: usize = 2;
+/// Lock owners and delegations take at most this part each.
 const STATE_PART: usize = 8;
 /// Descriptors of an open's object, at most.
 const OPEN_DESCRIPTORS: usize = 5;
@@ -69,8 +71,9 @@ impl DescriptorPlan {
             files: 0,
         };
         if serves_v4 {
-            let part = limit.saturating_sub(others.sum()) / STATE_PART;
-            others.opens = (part / OPEN_DESCRIPTORS).max(STATE_MIN);
+            let left = limit.saturating_sub(others.sum());
+            let part = left / STATE_PART;
+            others.opens = (left / OPENS_PART / OPEN_DESCRIPTORS).max(STATE_MIN);
             others.lock_owners = part.max(STATE_MIN);
             others.delegations = (part / DELEGATION_DESCRIPTORS).max(STATE_MIN);
         }
@@ -104,7 +107,7 @@ mod tests {
         for serves_v4 in [false, true] {
             let plan = DescriptorPlan::new(524_288, 16_384, 16_384, serves_v4);
             assert_eq!((plan.sockets, plan.window_files), (16_384, 16_384));
-            assert_eq!((plan.opens > 10_000, plan.lock_owners > 10_000), (serves_v4, serves_v4));
+            assert_eq!((plan.opens > 40_000, plan.lock_owners > 10_000), (serves_v4, serves_v4));
             assert_eq!(plan.sum(), 524_288);
         }
     }
@@ -112,7 +115,7 @@ mod tests {
     #[test]
     fn objects_have_what_opens_and_delegations_do_not_pin() {
         let plan = DescriptorPlan::new(20_000, 5_000, 2_500, true);
-        assert!(plan.files < 8_000, "{plan:?}");
+        assert!(plan.opens > 1_000 && plan.files < 4_000, "{plan:?}");
         assert_eq!(plan.objects(), plan.files + 5 * (plan.opens + plan.delegations));
         assert!(plan.objects() > 9_000, "{plan:?}");
     }
