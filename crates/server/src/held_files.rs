@@ -147,7 +147,8 @@ impl HeldFiles {
             Effect::Records
             | Effect::NotifyLock { .. }
             | Effect::Recall { .. }
-            | Effect::EndSession(_) => Vec::new(),
+            | Effect::EndSession(_)
+            | Effect::NoRoom { .. } => Vec::new(),
         }
     }
 

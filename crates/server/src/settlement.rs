@@ -124,7 +124,10 @@ impl Settlement {
                 | Effect::EndDelegation { file, .. } => {
                     self.held_files.device(file).map(EffectQueue::Device)
                 }
-                Effect::NotifyLock { .. } | Effect::Recall { .. } | Effect::EndSession(_) => None,
+                Effect::NotifyLock { .. }
+                | Effect::Recall { .. }
+                | Effect::EndSession(_)
+                | Effect::NoRoom { .. } => None,
             };
             let Some(queue) = queue else { continue };
             match sorted.iter_mut().find(|(known, _)| *known == queue) {

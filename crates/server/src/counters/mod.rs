@@ -95,6 +95,8 @@ counters! {
     ConnectionsEvicted => "connections_evicted" of server,
     /// Connections refused because their peer, or all strangers, had too many at work.
     ConnectionsRefused => "connections_refused" of server,
+    /// Calls of version 4 put off because there were too many clients, sessions, opens or locks.
+    Nfs4CallsPutOff => "nfs4_calls_put_off" of server,
     /// Bytes returned by READ.
     ReadBytes => "read_bytes",
     /// Bytes of READs that went through the page cache, or were there.

@@ -8,6 +8,7 @@ use proto::nfs4::Stateid;
 
 use super::Service;
 use crate::config::Config;
+use crate::counters::Counter;
 use crate::descriptor_plan::DescriptorPlan;
 use crate::fs::Status;
 use crate::held_files::file_id;
@@ -101,9 +102,9 @@ impl Service {
         let effects = step.into_effects();
         // Nearly all READs and WRITEs have none.
         if !effects.is_empty() {
-            let (callbacks, effects): (Vec<_>, Vec<_>) = effects.into_iter().partition(is_callback);
+            let (notices, effects): (Vec<_>, Vec<_>) = effects.into_iter().partition(is_notice);
             self.settlement.settle(effects).await;
-            callbacks.into_iter().for_each(|callback| self.notify(callback));
+            notices.into_iter().for_each(|notice| self.notify(notice));
         }
         changed
     }
@@ -114,16 +115,22 @@ impl Service {
         let mut step = Step::new(self.now());
         change(&self.state, &mut step);
         let effects = step.into_effects().into_iter();
-        let (callbacks, effects): (Vec<_>, Vec<_>) = effects.partition(is_callback);
+        let (notices, effects): (Vec<_>, Vec<_>) = effects.partition(is_notice);
         self.settlement.settle_later(effects);
-        callbacks.into_iter().for_each(|callback| self.notify(callback));
+        notices.into_iter().for_each(|notice| self.notify(notice));
     }
 
-    /// Calls a client back. Waits for nothing.
+    /// Calls a client back, or logs that one has to wait. Waits for nothing.
     fn notify(&self, effect: Effect) {
         let (client, message) = match effect {
             Effect::NotifyLock { client, notice } => (client, Message::NotifyLock(notice)),
             Effect::Recall { client, recall } => (client, Message::Recall(recall)),
+            Effect::NoRoom { address, of } => {
+                self.counters.add(Counter::Nfs4CallsPutOff, 1);
+                let of = of.name();
+                tracing::warn!(client = %address, "too many {of}: calls wait until others end");
+                return;
+            }
             _ => return,
         };
         if let Some((session, first)) = self.state.notify(client, message) {
@@ -252,7 +259,7 @@ impl Service {
     }
 }
 
-/// Whether a client is to be called back.
-fn is_callback(effect: &Effect) -> bool {
-    matches!(effect, Effect::NotifyLock { .. } | Effect::Recall { .. })
+/// Whether a client is to be called back, or the administrator to be notified.
+fn is_notice(effect: &Effect) -> bool {
+    matches!(effect, Effect::NotifyLock { .. } | Effect::Recall { .. } | Effect::NoRoom { .. })
 }

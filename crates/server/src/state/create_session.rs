@@ -12,7 +12,7 @@ use super::registry::{State, Table};
 use super::replies::ReplyBudget;
 use super::session::{ChannelAttributes, Session, SessionState};
 use super::slots::Slots;
-use super::{ConnectionId, CreatedSession, Limits, Principal, Step};
+use super::{Bounded, ConnectionId, CreatedSession, Limits, Principal, Step};
 
 /// CREATE_SESSION's arguments.
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +75,7 @@ impl State {
         let sessions = |table: &Table| self.other_sessions(table, call.client);
         let is_peer_full = |table: &Table| sessions(table).1 >= peer_sessions_max;
         let is_full = |table: &Table| sessions(table).0 >= sessions_max;
-        self.make_room(table, call.client, (is_peer_full, is_full), step)?;
+        self.make_room(table, call.client, Bounded::Sessions, (is_peer_full, is_full), step)?;
         if !is_confirmed {
             self.confirm(table, call.client, step);
         }

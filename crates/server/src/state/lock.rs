@@ -9,7 +9,7 @@ use super::files::{Files, StateKey, WaiterBounds};
 use super::ranges::{LockKind, Piece, Range};
 use super::registry::{State, Table};
 use super::shares::Share;
-use super::{Effect, ExportId, FileId, Limits, LockId, Step};
+use super::{Bounded, Effect, ExportId, FileId, Limits, LockId, Step};
 
 /// LOCK's arguments.
 #[derive(Clone, Copy, Debug)]
@@ -333,7 +333,7 @@ impl State {
             table.is_peer_full(client, all(table), peer_max, Files::locks_and_ranges_of)
         };
         let is_full = |table: &Table| all(table) + LOCK_GROWTH_MAX > self.limits.locks_max;
-        self.make_room(table, client, (is_peer_full, is_full), step)
+        self.make_room(table, client, Bounded::Locks, (is_peer_full, is_full), step)
     }
 
     fn make_room_for_lock_owner(
@@ -361,7 +361,7 @@ impl State {
                 || of_file >= self.limits.file_lock_owners_max
                 || self.is_full_of_names(table, name_bytes)
         };
-        self.make_room(table, call.client, (is_peer_full, is_full), step)
+        self.make_room(table, call.client, Bounded::LockOwners, (is_peer_full, is_full), step)
     }
 }
 

@@ -41,10 +41,11 @@ mod stateids;
 mod tests;
 mod waiting;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::nfs4::{ClientId, SequenceId, SessionId};
+use proto::nfs4::{ClientId, SequenceId, SessionId, Status};
 
 pub(crate) use backchannel::{Callback, CallbackEnd, CallbackParameters, Message, Notice, Recall};
 pub(crate) use clients::{ExchangeId, ExchangedId};
@@ -146,6 +147,30 @@ pub(crate) enum Effect {
     EndDelegation { file: FileId, delegation: DelegationId },
     /// The session is gone, with its backchannel.
     EndSession(SessionId),
+    /// A call of a client from this address was put off for want of room.
+    NoRoom { address: IpAddr, of: Bounded },
+}
+
+/// What takes room within [`Limits`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bounded {
+    Clients,
+    Sessions,
+    Opens,
+    LockOwners,
+    Locks,
+}
+
+impl Bounded {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Clients => "clients",
+            Self::Sessions => "sessions",
+            Self::Opens => "opens",
+            Self::LockOwners => "lock owners",
+            Self::Locks => "locks",
+        }
+    }
 }
 
 /// Effects in the order in which they are to be performed.
@@ -163,6 +188,12 @@ pub(crate) struct Step {
 impl Step {
     pub(crate) fn new(now: Duration) -> Self {
         Self { now, effects: Effects::new() }
+    }
+
+    /// Reports a call that is put off for want of room.
+    fn put_off(&mut self, address: IpAddr, of: Bounded) -> Status {
+        self.effects.push(Effect::NoRoom { address, of });
+        Status::Delay
     }
 
     /// What remains to be done.

@@ -9,7 +9,7 @@ use super::files::{Files, OpenBefore, StateKey};
 use super::open_rooms::RoomSize;
 use super::registry::{State, Table};
 use super::shares::Share;
-use super::{ExportId, FileId, Step};
+use super::{Bounded, ExportId, FileId, Step};
 
 /// OPEN's arguments on an existing file.
 #[derive(Clone, Copy, Debug)]
@@ -199,7 +199,7 @@ impl State {
                 || of_file >= self.limits.file_opens_max
                 || self.is_full_of_names(table, name_bytes)
         };
-        self.make_room(table, client, (is_peer_full, is_full), step)
+        self.make_room(table, client, Bounded::Opens, (is_peer_full, is_full), step)
     }
 
     /// Whether the names of owners leave no room for another.

@@ -17,7 +17,7 @@ use super::grace::Grace;
 use super::replies::ReplyBudget;
 use super::revoked::{REVOKED_MAX, Revoked};
 use super::session::Session;
-use super::{ClientRecord, ConnectionId, Effect, Limits, Principal, RecordChange, Step};
+use super::{Bounded, ClientRecord, ConnectionId, Effect, Limits, Principal, RecordChange, Step};
 
 /// The state of NFS version 4.
 #[derive(Debug)]
@@ -372,7 +372,7 @@ impl State {
             self.forget_expired(table, of_peer, step);
         }
         if excess(table) > 0 {
-            return Err(Status::Delay);
+            return Err(step.put_off(peer, Bounded::Clients));
         }
         let is_full = |table: &Table| {
             let replaced = usize::from(table.clients.has_confirmed(owner));
@@ -386,7 +386,7 @@ impl State {
         if is_full(table) {
             self.forget_all_expired(table, step);
         }
-        if is_full(table) { Err(Status::Delay) } else { Ok(()) }
+        if is_full(table) { Err(step.put_off(peer, Bounded::Clients)) } else { Ok(()) }
     }
 
     /// Makes room for what a client asks for: at the bound of its address, which costs no client of
@@ -398,6 +398,7 @@ impl State {
         &self,
         table: &mut Table,
         client: ClientId,
+        of: Bounded,
         (is_peer_full, is_full): (impl Fn(&Table) -> bool, impl Fn(&Table) -> bool),
         step: &mut Step,
     ) -> Result<(), Status> {
@@ -406,14 +407,15 @@ impl State {
             self.forget_expired(table, of_peer, step);
             table.check_known(client)?;
         }
+        let address = table.clients.get(client).expect("it is known").peer;
         if is_peer_full(table) {
-            return Err(Status::Delay);
+            return Err(step.put_off(address, of));
         }
         if is_full(table) {
             self.forget_all_expired(table, step);
             table.check_known(client)?;
         }
-        if is_full(table) { Err(Status::Delay) } else { Ok(()) }
+        if is_full(table) { Err(step.put_off(address, of)) } else { Ok(()) }
     }
 
     fn end_session(&self, id: SessionId, step: &mut Step) {

@@ -819,6 +819,11 @@ fn opens_and_locks_of_a_client_are_bounded() {
     open(FileId(2)).unwrap();
     open(FileId(1)).unwrap();
     assert_eq!(open(FileId(3)), Err(Status::Delay));
+    let mut step = Step::new(Duration::ZERO);
+    let refused = OpenFile { file: FileId(3), ..open_call(client) };
+    bed.state.open(&refused, &mut step).unwrap_err();
+    let put_off = Effect::NoRoom { address: peer_of(b"c"), of: Bounded::Opens };
+    assert_eq!(step.into_effects(), [put_off]);
     let stateid = open(FileId(1)).expect("no open is added");
     let byte = |offset| LockRange { offset, length: 1 };
     let granted = (0..20u64)

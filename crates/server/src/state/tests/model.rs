@@ -276,7 +276,7 @@ impl Model {
                         prop_assert_eq!(self.clients[holder.0].0, client);
                     }
                 }
-                Effect::NotifyLock { .. } | Effect::EndSession(_) => {}
+                Effect::NotifyLock { .. } | Effect::EndSession(_) | Effect::NoRoom { .. } => {}
             }
         }
         Ok(())

@@ -96,6 +96,7 @@ fn a_guarded_open_without_room_for_its_state_makes_no_file() {
     let (refused, name) = names.find_map(|name| Some((guarded(&name).err()?, name))).unwrap();
     assert_eq!(refused, Status::Delay);
     assert!(!fixture.exported(&name).exists(), "the retry would find {name}");
+    assert_eq!(fixture.figure("nfs4_calls_put_off"), 1);
 }
 
 #[test]
