@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::Result;
+use crate::cache::change::Change;
 use crate::cache::directory::{ListingRequest, ListingSource, PageSlice, Reader};
 use crate::inode::Inode;
 use crate::nfs3::{Listing, Nfs3};
@@ -79,7 +80,11 @@ struct ListingCalls {
 }
 
 impl ListingSource for ListingCalls {
-    async fn list(&self, request: ListingRequest) -> Result<Listing> {
+    async fn list(
+        &self,
+        request: ListingRequest,
+        note: impl FnOnce(Change) + Send,
+    ) -> Result<Listing> {
         let ListingRequest { cookie, verifier, plus, bytes_max } = request;
         let (dir, sent) = (self.inode.handle(), self.inode.sent());
         let listing = if plus {
@@ -89,7 +94,7 @@ impl ListingSource for ListingCalls {
             self.nfs.readdir(dir, cookie, verifier, bytes_max).await
         };
         let listing = self.inode.note_outcome(listing)?;
-        self.inode.note_listing(listing.dir_attributes.as_ref(), sent);
+        self.inode.note_listing(listing.dir_attributes.as_ref(), sent, note);
         Ok(listing)
     }
 }

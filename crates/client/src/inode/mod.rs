@@ -274,10 +274,18 @@ impl Inode {
     }
 
     /// Like [`note`](Self::note), for READDIR and READDIRPLUS of this directory. The directory
-    /// cache takes the change stamp from the same reply, and invalidates its older pages itself.
-    pub(crate) fn note_listing(&self, attributes: Option<&Attributes>, sent: Sent) {
+    /// cache takes the change stamp from the same reply by `note`, and invalidates its older pages
+    /// itself. Under the lock: the new attributes must not confirm the names in these pages.
+    pub(crate) fn note_listing(
+        &self,
+        attributes: Option<&Attributes>,
+        sent: Sent,
+        note: impl FnOnce(Change),
+    ) {
         let Some(attributes) = attributes else { return };
-        let (attribution, from, to) = self.known().observe(attributes, sent);
+        let mut known = self.known();
+        let (attribution, from, to) = known.observe(attributes, sent);
+        note(attributes.into());
         self.trace(attribution, from, to);
     }
 

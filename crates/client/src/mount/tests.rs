@@ -4,7 +4,7 @@ mod peer;
 
 use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Command};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -21,6 +21,7 @@ use super::request::{HEAD_BYTES, Head, Name, Setattr, WRITE_CACHE, When};
 use super::session::Session;
 use crate::error::{Attempt, Error, ServerName};
 use crate::options::{MountOptions, Recovery, UseReaddirplus};
+use crate::trace::Event;
 
 /// Node number of the root directory.
 const ROOT: u64 = 1;
@@ -686,6 +687,24 @@ async fn the_kernel_keeps_a_listed_name_no_longer_than_its_listing_is_believed()
         }
     }
     panic!("the machine is too slow");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_listing_that_shows_a_change_does_not_confirm_the_names_listed_before() {
+    let (peer, operations, dir) = listing().await;
+    listed(&operations, dir, 0, 4096).await;
+    let root = operations.file_system.root();
+    let handle = root.child(FILE).unwrap().handle();
+    let (noticed, notices) = mpsc::channel();
+    let tracer = operations.file_system.tracer();
+    let dir_inode = Arc::clone(&root);
+    tracer.listen(move |_, _, _| noticed.send(dir_inode.listed_ttl(FILE, handle)).unwrap());
+    tracer.set(Event::CacheInvalidate.into());
+    assert!(root.listed_ttl(FILE, handle) > BELIEVED, "the directory has not changed");
+    peer.change_root();
+    assert_eq!(listed(&operations, dir, UNLISTED_COOKIE, 4096).await, []);
+    let ttl = notices.try_recv().expect("the listing shows the change");
+    assert!(ttl <= BELIEVED, "{ttl:?} when the new attributes are known");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

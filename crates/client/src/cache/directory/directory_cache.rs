@@ -310,7 +310,12 @@ impl DirectoryCache {
         let (sender, outcome) = watch::channel(None);
         let this = Weak::clone(&self.this);
         let task = tokio::spawn(async move {
-            let fetched = fetch(&source, request).await;
+            let note = |stamp| {
+                if let Some(this) = this.upgrade() {
+                    this.note_reply(stamp, issued);
+                }
+            };
+            let fetched = fetch(&source, request, note).await;
             if let Some(this) = this.upgrade() {
                 sender.send_replace(Some(this.complete((cookie, plus), issued, before, fetched)));
             }
@@ -319,6 +324,14 @@ impl DirectoryCache {
         let call = CallInFlight { issued, outcome: outcome.clone(), task };
         contents.calls.insert((cookie, plus), call);
         outcome
+    }
+
+    /// Notes the change stamp in the reply to a call. The handles in its page are as recent as
+    /// those of a LOOKUP sent at the same time.
+    fn note_reply(&self, stamp: Change, issued: u64) {
+        if self.lock().validity.note_stamp(stamp, issued - 1) {
+            self.emit(Event::ReaddirInvalidate, 0, 0, format_args!("why=changed"));
+        }
     }
 
     /// Caches the page from the reply to a call. `before` is the change stamp as it was known when
@@ -342,13 +355,13 @@ impl DirectoryCache {
                 sent_at: fetched.sent_at,
                 fetched_at: Instant::now(),
             };
-            Ok((Arc::new(Page::new(&fetched.listing, provenance)?), after))
+            Ok(Arc::new(Page::new(&fetched.listing, provenance)?))
         });
         let mut contents = self.lock();
         if contents.calls.get(&key).is_some_and(|call| call.issued == issued) {
             contents.calls.remove(&key);
         }
-        let (page, after) = match page {
+        let page = match page {
             Ok(page) => page,
             Err(error) => {
                 self.emit(Event::ReaddirReply, key.0, 0, format_args!("error={error}"));
@@ -366,10 +379,6 @@ impl DirectoryCache {
         if page.verifier != contents.verifier {
             contents.verifier = page.verifier;
             self.drop_pages(&mut contents, "verifier", |other| other.verifier != page.verifier);
-        }
-        // The handles in this page are as recent as those of a LOOKUP sent at the same time.
-        if after.is_some_and(|after| contents.validity.note_stamp(after, issued - 1)) {
-            self.emit(Event::ReaddirInvalidate, 0, 0, format_args!("why=changed"));
         }
         self.release(&contents.pages.insert(&page));
         let kept = contents.pages.get(key.0).is_some_and(|kept| Arc::ptr_eq(kept, &page));
@@ -446,11 +455,16 @@ impl fmt::Debug for DirectoryCache {
     }
 }
 
-/// Makes the call, and retries once without what the server rejects.
-async fn fetch(source: &impl ListingSource, mut request: ListingRequest) -> Result<Fetched> {
+/// Makes the call, and retries once without what the server rejects. `note` gets the change stamp
+/// in the reply.
+async fn fetch(
+    source: &impl ListingSource,
+    mut request: ListingRequest,
+    note: impl Fn(Change) + Send + Sync,
+) -> Result<Fetched> {
     loop {
         let sent_at = Instant::now();
-        match source.list(request).await {
+        match source.list(request, &note).await {
             // Some servers change the verifier with each change of the directory, although their
             // cookies stay valid. A verifier of zeros is accepted there.
             Err(error)

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::page::{Page, Provenance};
 use super::*;
+use crate::cache::change::Change;
 use crate::error::{Error, Result};
 use crate::nfs3::{Listing, Name};
 use simulated::{Cookies, FULL_REPLY_BYTES, Simulated, Verifiers, error, handle};
@@ -568,7 +569,11 @@ fn a_reader_needs_no_room_in_the_cache() {
 struct Endless(fn(u64) -> Vec<u64>);
 
 impl ListingSource for Endless {
-    async fn list(&self, request: ListingRequest) -> Result<Listing> {
+    async fn list(
+        &self,
+        request: ListingRequest,
+        _note: impl FnOnce(Change) + Send,
+    ) -> Result<Listing> {
         let names = (self.0)(request.cookie).into_iter().map(|cookie| Name {
             fileid: cookie + 1,
             name: format!("name {cookie}").into(),

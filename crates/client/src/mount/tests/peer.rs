@@ -47,6 +47,8 @@ struct State {
     leaves_out_handles: bool,
     /// [`FILE`] leads to another file.
     is_replaced: bool,
+    /// Changes of the root directory, each a second after the one before.
+    root_changes: u32,
     refusal: Option<(Procedure, Status)>,
 }
 
@@ -120,6 +122,11 @@ impl Peer {
     /// Another client replaces [`FILE`].
     pub(super) fn replace_file(&self) {
         self.state().is_replaced = true;
+    }
+
+    /// Another client changes the root directory.
+    pub(super) fn change_root(&self) {
+        self.state().root_changes += 1;
     }
 
     /// Holds the replies to `procedure` until [`release`](Self::release).
@@ -288,7 +295,8 @@ impl State {
     }
 
     fn attributes(&self, object: FileHandle) -> Attributes {
-        let time = Time { seconds: 1, nseconds: 0 };
+        let changes = if object.as_bytes() == ROOT { self.root_changes } else { 0 };
+        let time = Time { seconds: 1 + changes, nseconds: 0 };
         let file = file_attributes(self.size, time);
         let fileid = match object.as_bytes() {
             ROOT => 1,

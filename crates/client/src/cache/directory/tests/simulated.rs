@@ -236,7 +236,11 @@ impl Sim {
 }
 
 impl ListingSource for Simulated {
-    async fn list(&self, request: ListingRequest) -> Result<Listing> {
+    async fn list(
+        &self,
+        request: ListingRequest,
+        note: impl FnOnce(Change) + Send,
+    ) -> Result<Listing> {
         let hook = {
             let mut sim = self.lock();
             sim.calls.push(request);
@@ -257,9 +261,10 @@ impl ListingSource for Simulated {
         };
         // Servers read the attributes after the entries, when the directory may have changed.
         self.take_turns().await;
-        let dir_attributes = Some(self.lock().attributes());
+        let dir_attributes = self.lock().attributes();
         self.take_turns().await;
-        Ok(Listing { dir_attributes, verifier, names, eof })
+        note(Change::from(&dir_attributes));
+        Ok(Listing { dir_attributes: Some(dir_attributes), verifier, names, eof })
     }
 }
 
