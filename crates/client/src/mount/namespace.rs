@@ -1,7 +1,7 @@
 //! LOOKUP, READLINK, SYMLINK, MKDIR, MKNOD, UNLINK, RMDIR, RENAME and LINK.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use proto::nfs3::{ACCESS_LOOKUP, DeviceSpec, FileType, MknodData, SetAttributes};
 use rustix::io::Errno;
@@ -25,11 +25,15 @@ impl Operations {
         }
         match caller.find(&dir.inode, name).await {
             Ok((inode, was_listed)) => {
+                // Before the wait, in which a reply can show that the directory has changed and
+                // make its attributes valid for longer.
+                let (ttl, found_at) = (self.name_ttl(&dir.inode), Instant::now());
                 caller.attributes(&inode).await?;
-                // The listing may be outdated by now.
-                let ttl = was_listed.then(|| dir.inode.listed_ttl(name, inode.handle()));
-                let entry = self.entry(&dir.inode, &inode, ttl.unwrap_or(Duration::MAX));
-                Ok(Answer::entry(&entry))
+                let mut ttl = ttl.saturating_sub(found_at.elapsed());
+                if was_listed {
+                    ttl = ttl.min(dir.inode.listed_ttl(name, inode.handle()));
+                }
+                Ok(Answer::entry(&self.entry(&dir.inode, &inode, ttl)))
             }
             Err(error) if error.errno() == Errno::NOENT => {
                 let believed = self.rules().lookup_cache == LookupCache::All;

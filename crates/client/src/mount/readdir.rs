@@ -47,6 +47,8 @@ impl Operations {
         let caller = self.as_caller(head);
         let bytes_max = usize::try_from(size).expect("a usize has at least 32 bits");
         let mut listing = Dirents::new(bytes_max);
+        // From before the times of the names, as in `lookup`.
+        let ttl_max = self.name_ttl(&node.inode);
         for name in names.iter() {
             if !listing.has_room(name.name.len(), plus) {
                 if listing.is_empty() {
@@ -59,7 +61,7 @@ impl Operations {
                 let ttl = directory.handle_ttl(&names, name.name);
                 let sent_at = names.sent_at();
                 let inode = if ttl.is_zero() { None } else { caller.listed(&name, sent_at) };
-                self.add_plus(&mut listing, &node, &name, inode, ttl);
+                self.add_plus(&mut listing, &node, &name, inode, ttl.min(ttl_max));
             } else {
                 listing.add(&dirent(&name));
             }
