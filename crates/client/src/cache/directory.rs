@@ -59,12 +59,13 @@ pub(crate) struct ListingConfig {
     pub(crate) readdirplus: UseReaddirplus,
     /// Bytes of a reply, and so of a page, at most. The server may return less.
     pub(crate) reply_bytes: u32,
-    /// How long the handles in a page are used after a foreign change of the directory. Without it,
-    /// a program that stats each listed entry would send a LOOKUP for each, in a directory that
-    /// changes all the time.
+    /// How long the handles in a page are used after a foreign change of the directory, from the
+    /// sending of its call on. Without it, a program that stats each listed entry would send a
+    /// LOOKUP for each, in a directory that changes all the time.
     pub(crate) names_believed: Duration,
-    /// How long the handles in a page are used that was fetched while the directory changed. Its
-    /// names may be those from before the change, and its reply the only one that shows it.
+    /// How long the handles in a page are used that was fetched while the directory changed, from
+    /// the sending of its call on. Its names may be those from before the change, and its reply the
+    /// only one that shows it.
     pub(crate) unstamped_believed: Duration,
     /// Prints the trace events.
     pub(crate) tracer: Arc<Tracer>,

@@ -132,7 +132,7 @@ impl DirectoryCache {
     }
 
     /// The handle of `name` from a READDIRPLUS reply, unless it may refer to another file by now:
-    /// the directory has not changed during the call or since, or the reply is younger than
+    /// the directory has not changed during the call or since, or the call is younger than
     /// [`ListingConfig::unstamped_believed`] or [`ListingConfig::names_believed`], and this client
     /// has not changed the name. The caller revalidates the directory's attributes as often as they
     /// expire.
@@ -353,7 +353,6 @@ impl DirectoryCache {
                 stamp: after.filter(|after| before == Some(*after)),
                 issued,
                 sent_at: fetched.sent_at,
-                fetched_at: Instant::now(),
             };
             Ok(Arc::new(Page::new(&fetched.listing, provenance)?))
         });

@@ -39,8 +39,6 @@ pub(crate) struct Page {
     pub(super) issued: u64,
     /// When the call was sent.
     pub(super) sent_at: Instant,
-    /// When the reply was received.
-    pub(super) fetched_at: Instant,
     /// Position in the order of the budget; 0 for none. Protected by the budget's lock.
     pub(super) place: AtomicU64,
     /// Hash of a name and index of its entry, ascending. Built by the first lookup.
@@ -55,7 +53,6 @@ pub(super) struct Provenance {
     pub(super) stamp: Option<Change>,
     pub(super) issued: u64,
     pub(super) sent_at: Instant,
-    pub(super) fetched_at: Instant,
 }
 
 struct PackedEntry {
@@ -142,7 +139,6 @@ impl Page {
             stamp: provenance.stamp,
             issued: provenance.issued,
             sent_at: provenance.sent_at,
-            fetched_at: provenance.fetched_at,
             place: AtomicU64::new(0),
             by_name: OnceLock::new(),
         })

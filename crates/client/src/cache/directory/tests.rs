@@ -633,7 +633,6 @@ fn a_last_page_that_leads_back_is_an_error() {
             stamp: None,
             issued: 0,
             sent_at: Instant::now(),
-            fetched_at: Instant::now(),
         };
         Page::new(&listing, provenance)
     };

@@ -13,7 +13,8 @@
 //! | [`Validity::invalidate`] | no | used for [`names_believed`] |
 //!
 //! The handles of a page without a stamp are used for [`unstamped_believed`] at most: it may lack
-//! the change that happened during its call, and no later reply shows that change again.
+//! the change that happened during its call, and no later reply shows that change again. The time
+//! counts from the sending of the call, as that of attributes: a reply can be late.
 //!
 //! [`names_believed`]: super::ListingConfig::names_believed
 //! [`unstamped_believed`]: super::ListingConfig::unstamped_believed
@@ -144,7 +145,7 @@ impl Validity {
                 None => believed.unstamped.max(believed.after_change),
                 Some(_) => Duration::MAX,
             };
-            believed.saturating_sub(now.saturating_duration_since(page.fetched_at))
+            believed.saturating_sub(now.saturating_duration_since(page.sent_at))
         }
     }
 }
@@ -178,7 +179,6 @@ mod tests {
             stamp,
             issued: validity.tick(),
             sent_at: Instant::now(),
-            fetched_at: Instant::now(),
         };
         Page::new(&listing, provenance).unwrap()
     }
@@ -188,8 +188,8 @@ mod tests {
     fn uses(validity: &mut Validity, page: &Page, name: &[u8]) -> [bool; 3] {
         let (view, _) = validity.view(validity.stamp());
         let used_at = |at| !validity.handle_ttl(name, at, BELIEVED)(page).is_zero();
-        let at_once = used_at(page.fetched_at);
-        [validity.suits(page, view), at_once, used_at(page.fetched_at + BELIEVED.after_change)]
+        let at_once = used_at(page.sent_at);
+        [validity.suits(page, view), at_once, used_at(page.sent_at + BELIEVED.after_change)]
     }
 
     #[test]
@@ -242,7 +242,7 @@ mod tests {
         let page = page(&mut validity, None);
         validity.note_stamp(stamp(2), page.issued - 1);
         assert_eq!(uses(&mut validity, &page, b"name"), [false, true, true]);
-        let long_after = page.fetched_at + BELIEVED.unstamped;
+        let long_after = page.sent_at + BELIEVED.unstamped;
         assert!(validity.handle_ttl(b"name", long_after, BELIEVED)(&page).is_zero());
     }
 
@@ -252,7 +252,7 @@ mod tests {
         validity.view(Some(stamp(1)));
         let (stamped, unstamped) = (page(&mut validity, Some(stamp(1))), page(&mut validity, None));
         let ttl = |validity: &Validity, page: &Page| {
-            let soon = page.fetched_at + Duration::from_millis(400);
+            let soon = page.sent_at + Duration::from_millis(400);
             validity.handle_ttl(b"name", soon, BELIEVED)(page)
         };
         assert!(ttl(&validity, &stamped) > BELIEVED.unstamped);

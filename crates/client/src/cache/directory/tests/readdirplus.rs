@@ -232,6 +232,21 @@ fn a_name_just_listed_is_found_in_a_busy_directory() {
 }
 
 #[test]
+fn names_in_a_late_reply_are_believed_from_the_sending_of_the_call_on() {
+    const BELIEVED: Duration = Duration::from_millis(100);
+    let dir = Simulated::new(10, 100);
+    dir.lock().on_call = Some(Box::new(|_| std::thread::sleep(BELIEVED)));
+    run(async {
+        let cache = cache_believing(BELIEVED);
+        let reader = cache.open(dir.clone(), dir.change());
+        reader.entries_after(0).await.unwrap();
+        assert!(cache.lookup(&name(1)).is_some(), "the directory has not changed");
+        cache.invalidate("test");
+        assert_eq!(cache.lookup(&name(1)), None);
+    });
+}
+
+#[test]
 fn lookups_long_after_a_listing_do_not_count() {
     let mut learned = Learned::new(UseReaddirplus::Learned);
     let start = Instant::now();
