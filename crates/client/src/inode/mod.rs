@@ -482,10 +482,9 @@ impl Inode {
         self.drop_cached();
     }
 
-    /// The time since another client's change of this file was last noticed.
-    pub(crate) fn since_foreign_change(&self) -> Option<Duration> {
-        let changed_at = lock(&self.file().ok()?.opens).changed_at;
-        changed_at.map(|at| at.elapsed())
+    /// When another client's change of this file was last noticed.
+    pub(crate) fn foreign_change_at(&self) -> Option<Instant> {
+        lock(&self.file().ok()?.opens).changed_at
     }
 
     /// Counts an open file. Returns whether data cached since the last open is still valid.

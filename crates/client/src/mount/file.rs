@@ -43,7 +43,7 @@ impl Operations {
             node.view().note_cut(0);
         }
         let bypasses_pages = self.must_bypass_pages(&node, file.flags().read);
-        let keeps_pages = self.prepare_open(head.node, &node, file.keep_cache());
+        let keeps_pages = self.prepare_open(head.node, &node);
         let reply_flags = reply_flags(&file, flags, keeps_pages, bypasses_pages);
         let short_write = ShortWrite::default();
         let open = OpenFile { file, keeps_pages, bypasses_pages, short_write };
@@ -72,7 +72,7 @@ impl Operations {
         let entry = self.entry(&dir.inode, &inode, Duration::MAX);
         let node = self.node(entry.node)?;
         let bypasses_pages = self.must_bypass_pages(&node, file.flags().read);
-        let keeps_pages = node.view().open(file.keep_cache(), Instant::now());
+        let keeps_pages = node.view().open(inode.foreign_change_at(), Instant::now());
         let reply_flags = reply_flags(&file, flags, keeps_pages, bypasses_pages);
         let short_write = ShortWrite::default();
         let open = OpenFile { file, keeps_pages, bypasses_pages, short_write };

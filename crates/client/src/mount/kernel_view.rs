@@ -64,6 +64,8 @@ pub(super) struct KernelView {
     opened_at: Option<Instant>,
     /// The last reply to an OPEN that makes the kernel drop pages.
     dropped_at: Option<Instant>,
+    /// The latest change by another client that was known then, by the time when it was noticed.
+    dropped_change: Option<Instant>,
 }
 
 /// The size that the kernel has.
@@ -187,13 +189,15 @@ impl KernelView {
             && self.transferred_at.is_none_or(is_long_ago)
     }
 
-    /// An OPEN is about to be answered; `is_unchanged` if no other client has changed the file
-    /// since the one before. Returns whether the kernel may keep its pages. It may not while it may
-    /// not have executed an earlier reply that drops them.
-    pub(super) fn open(&mut self, is_unchanged: bool, now: Instant) -> bool {
+    /// An OPEN is about to be answered; the latest change by another client was noticed at
+    /// `changed_at`. Returns whether the kernel may keep its pages: not if no OPEN since that
+    /// change was answered, whichever OPEN noticed it, and not while the kernel may not have
+    /// executed an earlier reply that drops them.
+    pub(super) fn open(&mut self, changed_at: Option<Instant>, now: Instant) -> bool {
         self.opened_at = Some(now);
         let is_dropping = self.dropped_at.is_some_and(|at| now < at + SETTLING);
-        if self.stale_since.take().is_some() || !is_unchanged {
+        let is_changed = std::mem::replace(&mut self.dropped_change, changed_at) != changed_at;
+        if self.stale_since.take().is_some() || is_changed {
             self.dropped_at = Some(now);
             return false;
         }
@@ -267,10 +271,10 @@ mod tests {
         let (mut view, start) = (KernelView::default(), Instant::now());
         assert!(view.note_stale_pages(start));
         assert!(!view.note_stale_pages(start));
-        assert!(!view.open(true, start));
+        assert!(!view.open(None, start));
         assert!(!view.note_stale_pages(start + SETTLING / 2));
         assert_eq!(view.until_drop(start + SETTLING), Some(SETTLING / 2));
-        assert!(!view.open(true, start + SETTLING));
+        assert!(!view.open(None, start + SETTLING));
         assert_eq!(view.until_drop(start + SETTLING), None);
         assert!(view.note_stale_pages(start + SETTLING));
     }
@@ -278,10 +282,10 @@ mod tests {
     #[test]
     fn pages_are_kept_once_an_earlier_open_has_dropped_them() {
         let (mut view, start) = (KernelView::default(), Instant::now());
-        assert!(view.open(true, start));
-        assert!(!view.open(false, start));
-        assert!(!view.open(true, start + SETTLING / 2));
-        assert!(view.open(true, start + SETTLING));
+        assert!(view.open(None, start));
+        assert!(!view.open(Some(start), start));
+        assert!(!view.open(Some(start), start + SETTLING / 2));
+        assert!(view.open(Some(start), start + SETTLING));
     }
 
     #[test]
@@ -399,7 +403,7 @@ mod tests {
         view.learn(&attributes(1), Duration::ZERO, start);
         assert!(view.can_drop_pages(1, start));
         assert!(!view.can_drop_pages(2, start));
-        view.open(true, start);
+        view.open(None, start);
         assert!(!view.can_drop_pages(1, start));
         assert!(view.can_drop_pages(1, start + SETTLING));
         view.note_stale_pages(start);

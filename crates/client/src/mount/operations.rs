@@ -357,18 +357,17 @@ impl Operations {
     }
 
     /// Prepares the reply to an OPEN: invalidates the kernel's attributes of `number`, if it has
-    /// older ones. Returns whether the kernel may keep its pages; `is_unchanged` if no other client
-    /// has changed the file since the last OPEN.
+    /// older ones. Returns whether the kernel may keep its pages.
     ///
     /// Waits for no lock of another request, so that requests may call it.
-    pub(super) fn prepare_open(&self, number: u64, node: &Node, is_unchanged: bool) -> bool {
+    pub(super) fn prepare_open(&self, number: u64, node: &Node) -> bool {
         let (keeps_pages, believes_others) = {
             let mut view = node.view();
             let believes_others = view.believes_others(&node.inode.attributes());
             if believes_others {
                 view.discard_attributes();
             }
-            (view.open(is_unchanged, Instant::now()), believes_others)
+            (view.open(node.inode.foreign_change_at(), Instant::now()), believes_others)
         };
         if believes_others
             && let Some(notifier) = self.notifier.get()
@@ -551,7 +550,7 @@ pub(super) fn is_set_id(inode: &Inode) -> bool {
 
 /// Whether another client has changed the file lately.
 fn is_shared(inode: &Inode) -> bool {
-    inode.since_foreign_change().is_some_and(|since| since < SHARED_FOR)
+    inode.foreign_change_at().is_some_and(|at| at.elapsed() < SHARED_FOR)
 }
 
 /// Time in which a file that another client has changed is expected to be changed again.

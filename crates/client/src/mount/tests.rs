@@ -20,6 +20,7 @@ use super::operations::{Operations, Outcome, Refusal};
 use super::request::{HEAD_BYTES, Head, Name, Setattr, WRITE_CACHE, When};
 use super::session::Session;
 use crate::error::{Attempt, Error, ServerName};
+use crate::file::OpenFlags;
 use crate::options::{MountOptions, Recovery, UseReaddirplus};
 use crate::trace::Event;
 
@@ -735,6 +736,25 @@ async fn a_name_that_a_create_finds_is_looked_up_at_the_server_and_not_in_a_list
     let (root, name, flags) = (request(ROOT, 0), Name(FILE.into()), OFlags::RDWR.bits());
     assert!(operations.create(&root, &name, 0o644, flags).await.is_ok());
     assert_eq!(peer.calls(&[Procedure::Lookup]).len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_open_drops_pages_although_an_earlier_one_has_noticed_the_change() {
+    let (_peer, operations) = Peer::mounted().await;
+    let node = looked_up(&operations).await;
+    let keeps_pages = async || {
+        let fh = opened_with(&operations, node, 0, OFlags::RDONLY).await;
+        let open = operations.files.remove(fh).unwrap();
+        open.keeps_pages
+    };
+    assert!(keeps_pages().await);
+    note_foreign_change(&operations, node);
+    let inode = Arc::clone(&operations.node(node).map_err(errno).unwrap().inode);
+    let (read, file_system) =
+        (OpenFlags { read: true, ..OpenFlags::default() }, &operations.file_system);
+    let unanswered = file_system.open(&inode, read).await.unwrap();
+    assert!(!keeps_pages().await);
+    drop(unanswered);
 }
 
 /// How long a listing is believed after a foreign change of its directory.
