@@ -150,20 +150,39 @@ def program_written_by_another_user_loses_the_rights_of_its_owner():
     """The server clears its set-user-id bit; the kernel has the mode from before."""
     need_fuse()
     with OpenServer(scratch_dir("export")) as server, server.mount("suid") as directory:
-        server.directory.chmod(0o755)
-        # Where cat is one of several commands of a program, its name chooses it.
-        program, copy = directory / "cat", server.directory / "cat"
-        shutil.copy("/bin/cat", copy)
-        os.chown(copy, OWNER, OWNER)
-        copy.chmod(0o4777)
-        found = effective_user(program)
-        check(found == OWNER, f"it runs as {found} before it is written")
+        program, _ = set_user_id_program(server, directory)
         found = as_user(lambda: append_one_byte(program))
         check(found == 0, f"write: errno {found}")
         found = effective_user(program)
         check(found == USER, f"it runs as {found}")
         mode = program.stat().st_mode & 0o7777
         check(mode == 0o777, f"mode {mode:o}")
+
+
+@case
+def program_changed_by_another_client_loses_the_rights_of_its_owner():
+    """The mount and the kernel have the mode from before."""
+    need_fuse()
+    options = "suid,acregmin=60,acregmax=60"
+    with OpenServer(scratch_dir("export")) as server, server.mount(options) as directory:
+        program, copy = set_user_id_program(server, directory)
+        append_one_byte(copy)
+        copy.chmod(0o777)
+        found = effective_user(program)
+        check(found == USER, f"it runs as {found}")
+
+
+def set_user_id_program(server, directory):
+    """A program that runs as `OWNER`, on the mount and at the server."""
+    server.directory.chmod(0o755)
+    # Where cat is one of several commands of a program, its name chooses it.
+    program, copy = directory / "cat", server.directory / "cat"
+    shutil.copy("/bin/cat", copy)
+    os.chown(copy, OWNER, OWNER)
+    copy.chmod(0o4777)
+    found = effective_user(program)
+    check(found == OWNER, f"it runs as {found} before it is changed")
+    return program, copy
 
 
 def append_one_byte(path):

@@ -31,7 +31,18 @@ impl Operations {
         let file = if flags & FMODE_EXEC == 0 {
             caller.open(&node.inode, open_flags(flags)).await?
         } else {
-            caller.open_program(&node.inode, open_flags(flags)).await?
+            let before = node.inode.attributes();
+            let program = caller.open_program(&node.inode, open_flags(flags)).await?;
+            // The kernel has asked for the mode before, and got it from the cache. Another client
+            // may have written the file since.
+            if node.view().has_other_set_id(&before, &node.inode.attributes()) {
+                // A path is looked up again after ESTALE; a descriptor is not, and the next try
+                // asks for the mode only if the kernel does not believe what it has.
+                node.view().discard_attributes();
+                self.invalidate_attributes(head.node);
+                return Err(Refusal(Errno::STALE));
+            }
+            program
         };
         // Pages are dropped before the reply and not during the GETATTR of the next read, see
         // `kernel_view`. With O_TRUNC the kernel holds locks that the drop waits for, and sets the
@@ -293,4 +304,4 @@ const O_APPEND: u32 = rustix::fs::OFlags::APPEND.bits();
 const O_DSYNC: u32 = rustix::fs::OFlags::DSYNC.bits();
 
 /// `FMODE_EXEC` of the kernel, which it sets among the flags when a program is run.
-const FMODE_EXEC: u32 = 1 << 5;
+pub(super) const FMODE_EXEC: u32 = 1 << 5;

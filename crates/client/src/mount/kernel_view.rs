@@ -45,6 +45,8 @@ pub(super) struct KernelView {
     /// Whether that reply let the kernel cache them.
     is_believed: bool,
     size: Option<Size>,
+    /// As whom the kernel runs the file, by the attributes of the last reply.
+    set_id: Option<SetId>,
     /// The links that the kernel counts.
     nlink: u32,
     /// A call that removes a name of the file has not been answered to the kernel.
@@ -76,6 +78,23 @@ struct Size {
     changed_at: Option<Instant>,
 }
 
+/// Set-id bits, and whose they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct SetId {
+    bits: u32,
+    uid: u32,
+    gid: u32,
+}
+
+impl SetId {
+    /// `None` without the bits.
+    fn of(attributes: &Attributes) -> Option<Self> {
+        let Attributes { mode, uid, gid, .. } = *attributes;
+        let bits = mode & SET_ID_BITS;
+        (bits != 0).then_some(Self { bits, uid, gid })
+    }
+}
+
 impl KernelView {
     /// Notes attributes in a reply, which the kernel caches for `ttl`.
     pub(super) fn learn(&mut self, attributes: &Attributes, ttl: Duration, now: Instant) {
@@ -89,7 +108,14 @@ impl KernelView {
             Some(_) => Some(Size { bytes: attributes.size, changed_at: Some(now) }),
         };
         (self.attributes, self.is_believed) = (Some(*attributes), !ttl.is_zero());
-        self.nlink = attributes.nlink;
+        (self.set_id, self.nlink) = (SetId::of(attributes), attributes.nlink);
+    }
+
+    /// Whether the kernel may run the file with rights that `now` does not give: those of the last
+    /// reply, or those `before` the call that fetched `now`, of which a reply may be under way.
+    pub(super) fn has_other_set_id(&self, before: &Attributes, now: &Attributes) -> bool {
+        let now = SetId::of(now);
+        [self.set_id, SetId::of(before)].into_iter().any(|known| known.is_some() && known != now)
     }
 
     /// Notes a write(2) up to `end`, by which the kernel extends the file.
@@ -232,6 +258,9 @@ impl KernelView {
     }
 }
 
+/// `S_ISUID` and `S_ISGID`.
+pub(super) const SET_ID_BITS: u32 = 0o6000;
+
 /// What a program needs at most from open(2) to the end of the first GETATTR of a read(2).
 pub(super) const SETTLING: Duration = Duration::from_secs(1);
 
@@ -337,6 +366,22 @@ mod tests {
         view.note_cut(2);
         view.learn(&attributes(2), TTL, start);
         assert!(view.has_size(2, start));
+    }
+
+    #[test]
+    fn a_program_has_other_set_id_bits_if_it_lost_them_or_is_another_users() {
+        let (mut view, now) = (KernelView::default(), Instant::now());
+        let plain = attributes(1);
+        let set_id = Attributes { mode: 0o4755, uid: 1, ..plain };
+        let of_another = Attributes { uid: 2, ..set_id };
+        assert!(!view.has_other_set_id(&plain, &set_id));
+        view.learn(&plain, TTL, now);
+        assert!(!view.has_other_set_id(&plain, &set_id), "the kernel gives no rights");
+        assert!(view.has_other_set_id(&set_id, &plain), "a reply may be under way");
+        view.learn(&set_id, Duration::ZERO, now);
+        view.discard_attributes();
+        let others = [plain, set_id, of_another].map(|now| view.has_other_set_id(&now, &now));
+        assert_eq!(others, [true, false, true]);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::callers::Callers;
 use super::grants::Grants;
 use super::handles::Handles;
 use super::kernel::Notifier;
-use super::kernel_view::KernelView;
+use super::kernel_view::{KernelView, SET_ID_BITS};
 use super::nodes::Nodes;
 use super::reply::{Answer, Entry, Granted, Stat};
 use super::request::{Head, Operation};
@@ -369,13 +369,19 @@ impl Operations {
             }
             (view.open(node.inode.foreign_change_at(), Instant::now()), believes_others)
         };
-        if believes_others
-            && let Some(notifier) = self.notifier.get()
+        if believes_others {
+            self.invalidate_attributes(number);
+        }
+        keeps_pages
+    }
+
+    /// Has the kernel ask for attributes before it uses them again.
+    pub(super) fn invalidate_attributes(&self, number: u64) {
+        if let Some(notifier) = self.notifier.get()
             && let Err(error) = notifier.invalidate(number, -1)
         {
             debug!(%error, "cannot invalidate attributes in the kernel's cache");
         }
-        keeps_pages
     }
 
     /// Another client has changed an open file: the next OPEN drops its pages, or a task when
@@ -451,7 +457,7 @@ impl Node {
         let nlink = known.nlink.max(view.nlink_min());
         let shown = Attributes { nlink: nlink.max(nlink_min), ..known };
         let is_exact = shown.nlink == known.nlink;
-        let ttl = if is_exact { attributes_ttl(&self.inode) } else { Duration::ZERO };
+        let ttl = if is_exact { attributes_ttl(&self.inode, &known) } else { Duration::ZERO };
         // `nlink_min` is from before a removal that the kernel subtracts, if it is the larger.
         view.learn(&Attributes { nlink, ..known }, ttl, Instant::now());
         (shown, ttl)
@@ -534,9 +540,9 @@ impl Node {
 /// invalidate the kernel's attributes, which would discard replies that reads of other programs
 /// wait for. Zero for a file with set-id bits: the kernel keeps them when another user writes the
 /// file on this mount, the server clears them, and execve(2) must not use the kernel's. A write by
-/// another client is seen when the attributes expire, as with all files.
-fn attributes_ttl(inode: &Inode) -> Duration {
-    let changes = || is_shared(inode) || is_set_id(inode);
+/// another client is seen when the attributes expire, as with all files, or by OPEN.
+fn attributes_ttl(inode: &Inode, known: &Attributes) -> Duration {
+    let changes = || is_shared(inode) || known.mode & SET_ID_BITS != 0;
     match inode.written() {
         Ok(written) if changes() || !written.is_clean() => Duration::ZERO,
         _ => inode.attributes_ttl(),
@@ -562,5 +568,3 @@ const PARTS_POLLS: u32 = 100;
 
 /// The execute bits of owner, group and all others.
 const SEARCH_BY_ALL: u32 = 0o111;
-
-const SET_ID_BITS: u32 = 0o6000;

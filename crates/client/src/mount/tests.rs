@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 
 use self::peer::{DIRECTORY, FILE, LAST, Peer, within};
 use super::callers::is_exiting;
-use super::file::EXIT_WAIT_MAX;
+use super::file::{EXIT_WAIT_MAX, FMODE_EXEC};
 use super::operations::{Operations, Outcome, Refusal};
 use super::request::{HEAD_BYTES, Head, Name, Setattr, WRITE_CACHE, When};
 use super::session::Session;
@@ -635,6 +635,23 @@ async fn the_kernel_does_not_keep_the_attributes_of_a_file_with_set_id_bits() {
         let ttl = ttl_at(found, 24, 36);
         assert_eq!(!ttl.is_zero(), is_kept, "LOOKUP, mode {mode:o}: {ttl:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_program_that_lost_its_set_id_bits_is_looked_up_again_before_it_runs() {
+    let (peer, operations) = Peer::mounted().await;
+    peer.set_mode(0o4755);
+    let node = looked_up(&operations).await;
+    let file = request(node, 0);
+    let open = async |flags| operations.open(&file, flags).await.map(drop).map_err(errno);
+    assert_eq!(open(FMODE_EXEC).await, Ok(()));
+    peer.set_mode(0o755);
+    // The kernel asks for the mode first, which is cached here.
+    assert!(operations.getattr(&file).await.is_ok());
+    assert_eq!(open(FMODE_EXEC).await, Err(Errno::STALE));
+    assert_eq!(open(OFlags::RDONLY.bits()).await, Ok(()));
+    assert_eq!(looked_up(&operations).await, node);
+    assert_eq!(open(FMODE_EXEC).await, Ok(()));
 }
 
 /// How long the kernel may use the name [`FILE`], by the answer to a LOOKUP.

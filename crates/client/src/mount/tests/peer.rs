@@ -39,7 +39,7 @@ pub(super) struct Peer {
 struct State {
     calls: Vec<Received>,
     size: u64,
-    /// The mode of all files, once a SETATTR has set it.
+    /// The mode of all files, once it was set.
     mode: Option<u32>,
     /// The replies to SETATTR have no attributes.
     leaves_out_attributes: bool,
@@ -122,6 +122,11 @@ impl Peer {
     /// Another client replaces [`FILE`].
     pub(super) fn replace_file(&self) {
         self.state().is_replaced = true;
+    }
+
+    /// Another client sets the mode of all files.
+    pub(super) fn set_mode(&self, mode: u32) {
+        self.state().mode = Some(mode);
     }
 
     /// Another client changes the root directory.
