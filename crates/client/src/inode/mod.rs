@@ -46,6 +46,9 @@ pub struct Inode {
     handle: FileHandle,
     fileid: u64,
     file_type: FileType,
+    /// Locked after the kernel's view of the file in `mount`, under which a reply takes the
+    /// attributes, and before the locks of `contents`, which a foreign change clears. The listener
+    /// of such changes locks the view, so it is called without this lock.
     known: Mutex<Known>,
     /// A call failed with NFS3ERR_STALE, and no LOOKUP has returned the handle since.
     is_stale: AtomicBool,
