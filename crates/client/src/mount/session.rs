@@ -16,6 +16,7 @@ use tracing::warn;
 
 use super::buffer::{Buffer, BufferPool, Payload};
 use super::callers::is_killed;
+use super::naming::Naming;
 use super::operations::Operations;
 use super::reply::Answer;
 use super::request::{HEAD_BYTES, Head, Operation, Truncated, WRITE_HEAD_BYTES, WriteHead};
@@ -38,7 +39,7 @@ struct Waiting {
     task: AbortHandle,
 }
 
-type Work = Pin<Box<dyn Future<Output = Answer> + Send>>;
+pub(super) type Work = Pin<Box<dyn Future<Output = Answer> + Send>>;
 
 impl Session {
     /// A session on `device`, whose kernel writes at most `write_bytes_max` at once.
@@ -108,12 +109,23 @@ impl Session {
         }
     }
 
-    /// Executes a request on this thread as far as it goes without waiting, which saves two context
-    /// switches. The rest runs as a task.
+    /// Performs the operation of a request.
     fn run(self: &Arc<Self>, head: &Head, operation: Operation) {
         let is_release = matches!(operation, Operation::Release { .. });
         let naming = self.operations.begin_naming(head, &operation);
-        let mut work: Work = Box::pin(Arc::clone(&self.operations).perform(*head, operation));
+        let work = Box::pin(Arc::clone(&self.operations).perform(*head, operation));
+        self.carry_out(head, is_release, naming, work);
+    }
+
+    /// Executes a request on this thread as far as it goes without waiting, which saves two context
+    /// switches. The rest runs as a task.
+    pub(super) fn carry_out(
+        self: &Arc<Self>,
+        head: &Head,
+        is_release: bool,
+        naming: Naming,
+        mut work: Work,
+    ) {
         // Wakeups of this waker are lost, so the task polls again with its own.
         if let Poll::Ready(answer) = work.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             naming.end(&answer);
@@ -158,7 +170,9 @@ impl Session {
         });
     }
 
-    fn abandon(&self, unique: u64) {
+    /// Answers a request whose caller was killed, unless it has ended. If it is about to end, its
+    /// own answer is taken back.
+    pub(super) fn abandon(&self, unique: u64) {
         let waiting = self.waiting().remove(&unique);
         if let Some(waiting) = waiting {
             waiting.task.abort();

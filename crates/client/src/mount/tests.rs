@@ -17,7 +17,8 @@ use self::peer::{DIRECTORY, FILE, LAST, Peer, within};
 use super::callers::is_exiting;
 use super::file::{EXIT_WAIT_MAX, FMODE_EXEC};
 use super::operations::{Operations, Outcome, Refusal};
-use super::request::{HEAD_BYTES, Head, Name, Setattr, WRITE_CACHE, When};
+use super::reply::Answer;
+use super::request::{HEAD_BYTES, Head, Name, Operation, Setattr, WRITE_CACHE, When};
 use super::session::Session;
 use crate::error::{Attempt, Error, ServerName};
 use crate::file::OpenFlags;
@@ -347,6 +348,56 @@ async fn the_end_of_the_session_leaves_a_release_to_commit_before_it_removes() {
     peer.release();
     within(finishing).await.unwrap().unwrap();
     assert_eq!(peer.calls(&[Procedure::Remove]).len(), 1);
+}
+
+/// Asks again and again until there is a result.
+async fn until<T>(mut ask: impl FnMut() -> Option<T>) -> T {
+    let asking = async {
+        loop {
+            match ask() {
+                Some(result) => return result,
+                None => tokio::time::sleep(Duration::from_millis(1)).await,
+            }
+        }
+    };
+    within(asking).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_ends_while_it_is_abandoned_is_answered_once() {
+    for ends_first in [true, false] {
+        let (_peer, operations) = Peer::mounted().await;
+        let node = looked_up(&operations).await;
+        let fh = opened(&operations, node, 0).await;
+        let (kernel, device) = UnixDatagram::pair().unwrap();
+        let session = Session::new(device.into(), Arc::clone(&operations), Handle::current(), 4096);
+        kernel.set_nonblocking(true).unwrap();
+        let head = request(node, 0);
+        let abandoning = Arc::clone(&session);
+        let work = Box::pin(async move {
+            // What waits runs as a task.
+            tokio::task::yield_now().await;
+            if !ends_first {
+                // As by another thread during the last poll.
+                abandoning.abandon(head.unique);
+            }
+            Answer::opened(fh, 0)
+        });
+        let naming = operations.begin_naming(&head, &Operation::Open { flags: 0 });
+        session.carry_out(&head, false, naming, work);
+        let mut reply = [0; 64];
+        until(|| kernel.recv(&mut reply).ok()).await;
+        let error = i32::from_ne_bytes(reply[4..8].try_into().unwrap());
+        let expected = if ends_first { 0 } else { -Errno::INTR.raw_os_error() };
+        assert_eq!(error, expected, "ends first: {ends_first}");
+        if ends_first {
+            session.abandon(head.unique);
+        } else {
+            until(|| operations.files.get(fh).is_none().then_some(())).await;
+        }
+        assert!(kernel.recv(&mut reply).is_err(), "ends first: {ends_first}: a second answer");
+        assert_eq!(operations.files.get(fh).is_some(), ends_first);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
