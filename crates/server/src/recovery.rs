@@ -11,7 +11,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use proto::nfs4::OPAQUE_BYTES_MAX;
 
@@ -32,8 +32,8 @@ pub(crate) struct Recovery {
 pub(crate) struct Recovered {
     /// Another one with each start.
     pub(crate) epoch: u32,
-    /// The clients that may reclaim.
-    pub(crate) clients: Vec<ClientRecord>,
+    /// The clients that may reclaim, and when their records were written.
+    pub(crate) clients: Vec<(ClientRecord, SystemTime)>,
 }
 
 #[derive(Debug)]
@@ -131,8 +131,10 @@ impl Records {
         )
     }
 
-    /// Reads all records, in the order of their numbers.
-    fn load(&mut self) -> io::Result<Vec<ClientRecord>> {
+    /// Reads all records, in the order of their numbers, and when they were written. That is never
+    /// after a start of the machine, in which files may have lost changes and kept their times, nor
+    /// where the clock was set back: then no file is known to be older.
+    fn load(&mut self) -> io::Result<Vec<(ClientRecord, SystemTime)>> {
         let mut numbers = Vec::new();
         for entry in fs::read_dir(&self.directory)? {
             let name = entry?.file_name();
@@ -144,6 +146,10 @@ impl Records {
         }
         numbers.sort_unstable();
         self.next = numbers.last().map_or(0, |last| last + 1);
+        let boot = fs::read(BOOT_ID).ok();
+        let boot_path = self.directory.join(BOOT_FILE);
+        let is_same_boot = boot.is_some() && fs::read(&boot_path).ok() == boot;
+        let started = SystemTime::now();
         let mut clients = Vec::new();
         for number in numbers {
             let path = self.path(number);
@@ -151,7 +157,14 @@ impl Records {
             match record {
                 Some(client) if !self.numbers.contains_key(&client.owner) => {
                     self.numbers.insert(Arc::clone(&client.owner), number);
-                    clients.push(client);
+                    let file = File::options().write(true).open(&path)?;
+                    let mut written = file.metadata()?.modified()?;
+                    if !is_same_boot || written > started {
+                        written = SystemTime::UNIX_EPOCH;
+                        file.set_modified(written)?;
+                        file.sync_all()?;
+                    }
+                    clients.push((client, written));
                 }
                 Some(_) | None => {
                     let path = path.display();
@@ -159,6 +172,9 @@ impl Records {
                     fs::remove_file(self.path(number))?;
                 }
             }
+        }
+        if let Some(boot) = boot.filter(|_| !is_same_boot) {
+            replace(&boot_path, &boot)?;
         }
         Ok(clients)
     }
@@ -268,6 +284,10 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// The directory of records below the state directory.
 pub(crate) const DIRECTORY: &str = "nfs4";
 const EPOCH_FILE: &str = "epoch";
+/// Another one with each start of the machine, see random(4).
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+/// That of the last start of a server.
+const BOOT_FILE: &str = "boot";
 /// A record's file name is this and a number.
 const PREFIX: &str = "client-";
 /// The end of the name of a file that is not complete.

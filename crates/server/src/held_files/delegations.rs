@@ -4,12 +4,12 @@
 use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use proto::nfs4::{ClientId, Stateid};
 
 use super::{Held, HeldFiles, Pin};
-use crate::fs::Status;
+use crate::fs::{LiveAttributes, Status};
 use crate::inode_cache::{ExclusiveGuard, Holder, Holders, Inode};
 use crate::local_conflicts::{LocalConflicts, LocalHold};
 use crate::state::{Delegate, DelegationId, ExportId, FileId, NotDelegated, State};
@@ -53,7 +53,8 @@ impl HeldFiles {
     ///
     /// # Errors
     /// As [`State::delegate`]; `Contention` while the file is open for writing, also by a local
-    /// program, and while its names change; `Resource` where there is no lease to be had.
+    /// program, while its names change, and for a reclaim if the file may have changed since the
+    /// restart; `Resource` where there is no lease to be had.
     pub(crate) fn delegate(
         &self,
         (state, local_conflicts): (&State, &LocalConflicts),
@@ -69,6 +70,9 @@ impl HeldFiles {
             return Err(NotDelegated::Contention);
         }
         granting.take_lease(local_conflicts, inode)?;
+        if call.is_reclaim && !is_as_recorded(state, inode, call.client) {
+            return Err(NotDelegated::Contention);
+        }
         let (id, stateid) = state.delegate(call, now)?;
         granting.keep(id);
         if let Some(lease) =
@@ -108,6 +112,15 @@ impl HeldFiles {
             held.show_holders();
         }
     }
+}
+
+/// Whether a file is as it was when a client that reclaims was recorded, and so as the client has
+/// it in its cache: before the restart its delegations kept all changes away, and afterwards none.
+/// A record from later than now is of a clock that was set back.
+fn is_as_recorded(state: &State, inode: &Inode, client: ClientId) -> bool {
+    let Some(recorded_at) = state.recorded_at(client) else { return false };
+    let is_older = |live: LiveAttributes| live.ctime.is_settled(recorded_at);
+    recorded_at <= SystemTime::now() && inode.live_attributes().is_ok_and(is_older)
 }
 
 /// A delegation that is being given. There is one at a time, because the caller has the file to

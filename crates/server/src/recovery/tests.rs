@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use proto::nfs4::{ClientId, SessionId};
 use tempfile::TempDir;
@@ -38,6 +38,11 @@ fn recover(dir: &TempDir) -> Recovered {
     Recovery::open(dir.path()).unwrap().1
 }
 
+/// The clients that may reclaim.
+fn recorded(dir: &TempDir) -> Vec<ClientRecord> {
+    recover(dir).clients.into_iter().map(|(client, _)| client).collect()
+}
+
 fn file(dir: &TempDir, name: &str) -> PathBuf {
     dir.path().join(DIRECTORY).join(name)
 }
@@ -62,11 +67,37 @@ fn records_last_until_their_clients_go() {
     let record =
         |owner: &[u8], uid| ClientRecord { owner: owner.into(), principal: Principal::User(uid) };
     let (first_record, long_record) = (record(b"first\n", 0), record(&long, u32::MAX));
-    assert_eq!(recover(&dir).clients, [first_record, long_record.clone()]);
+    assert_eq!(recorded(&dir), [first_record, long_record.clone()]);
     remove_client(&state, first, 0);
     recovery.settle(&state);
-    assert_eq!(recover(&dir).clients, [long_record]);
-    assert_eq!(files(&dir).len(), 2, "the epoch and a record");
+    assert_eq!(recorded(&dir), [long_record]);
+    assert_eq!(files(&dir).len(), 3, "the epoch, the boot and a record");
+}
+
+#[test]
+fn no_file_is_older_than_a_record_after_a_start_of_the_machine_or_with_a_clock_set_back() {
+    let dir = TempDir::new().unwrap();
+    let (recovery, recovered) = Recovery::open(dir.path()).unwrap();
+    let state = state_of(recovered);
+    add_client(&state, b"client", 0);
+    recovery.settle(&state);
+    let written = || recover(&dir).clients[0].1;
+    let noted = fs::metadata(file(&dir, "client-0")).unwrap().modified().unwrap();
+    assert_eq!(written(), noted);
+
+    let set = |time| {
+        let record = fs::File::options().write(true).open(file(&dir, "client-0")).unwrap();
+        record.set_modified(time).unwrap();
+    };
+    set(SystemTime::now() + Duration::from_secs(1000));
+    assert_eq!(written(), SystemTime::UNIX_EPOCH);
+    assert_eq!(written(), SystemTime::UNIX_EPOCH, "whatever the clock is at the next start");
+
+    set(noted);
+    assert_eq!(written(), noted);
+    fs::write(file(&dir, "boot"), "another boot\n").unwrap();
+    assert_eq!(written(), SystemTime::UNIX_EPOCH);
+    assert_eq!(written(), SystemTime::UNIX_EPOCH, "at the next start of the server too");
 }
 
 #[test]
@@ -89,7 +120,7 @@ fn a_record_that_cannot_be_removed_is_tried_again() {
     assert_eq!(state.record_changes().len(), 1, "not at once");
     recovery.settle_at(&state, Instant::now() + RETRY_PERIOD);
     assert!(state.record_changes().is_empty());
-    assert_eq!(recover(&dir).clients.len(), 1);
+    assert_eq!(recorded(&dir).len(), 1);
 }
 
 #[test]
@@ -114,7 +145,7 @@ fn boots_of_a_client_whose_record_cannot_be_removed_leave_one_change() {
     recovery.settle_at(&state, Instant::now() + RETRY_PERIOD);
     assert!(state.record_changes().is_empty());
     let owner = b"first".as_slice().into();
-    assert_eq!(recover(&dir).clients, [ClientRecord { owner, principal: Principal::User(1) }]);
+    assert_eq!(recorded(&dir), [ClientRecord { owner, principal: Principal::User(1) }]);
 }
 
 #[test]
@@ -172,10 +203,10 @@ fn garbage_is_removed_and_does_not_hide_the_other_records() {
     for foreign in ["notes", "client-x", "client-99999999999"] {
         fs::write(file(&dir, foreign), b"not ours").unwrap();
     }
-    let clients = recover(&dir).clients;
+    let clients = recorded(&dir);
     assert_eq!(clients.len(), 1);
     assert_eq!(*clients[0].owner, *b"good");
-    let kept = ["client-0", "client-99999999999", "client-x", "epoch", "notes"];
+    let kept = ["boot", "client-0", "client-99999999999", "client-x", "epoch", "notes"];
     assert_eq!(files(&dir), kept.map(str::to_owned).into());
 }
 
@@ -189,7 +220,7 @@ fn numbers_of_records_are_not_used_twice() {
         add_client(&state, &owner(round), 0);
         recovery.settle(&state);
     }
-    assert_eq!(recover(&dir).clients.len(), 3);
+    assert_eq!(recorded(&dir).len(), 3);
 }
 
 /// A kill leaves a prefix of the steps of `replace`.
@@ -205,7 +236,7 @@ fn a_kill_between_the_steps_leaves_the_old_record_or_the_new_one() {
     let unfinished = file(&dir, "client-0.new");
     for written in 0..=new.len() {
         fs::write(&unfinished, &new[..written]).unwrap();
-        let clients = recover(&dir).clients;
+        let clients = recorded(&dir);
         assert_eq!(clients.len(), 1);
         assert_eq!(*clients[0].owner, *b"old");
         assert!(!unfinished.exists());
@@ -213,7 +244,7 @@ fn a_kill_between_the_steps_leaves_the_old_record_or_the_new_one() {
     assert_eq!(fs::read(file(&dir, "client-0")).unwrap(), old);
     fs::write(&unfinished, new).unwrap();
     fs::rename(&unfinished, file(&dir, "client-0")).unwrap();
-    assert_eq!(*recover(&dir).clients[0].owner, *b"new");
+    assert_eq!(*recorded(&dir)[0].owner, *b"new");
 }
 
 /// Where the process that is killed keeps its records.
@@ -275,7 +306,7 @@ fn a_killed_server_has_every_record_that_it_reported() {
         }
         child.wait().unwrap();
         assert!(reported >= lines, "{reported} changes");
-        let clients = recover(&dir).clients;
+        let clients = recorded(&dir);
         let found = clients.iter().map(|client| {
             u32::from_be_bytes(client.owner[..].try_into().expect("an owner of the child"))
         });

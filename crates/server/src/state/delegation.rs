@@ -1,7 +1,7 @@
 //! Delegations: grants, DELEGRETURN, recalls, and the check of their stateids.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use proto::nfs4::{ClientId, Stateid, Status};
 
@@ -44,6 +44,14 @@ impl State {
         let id = DelegationId(files.next_number());
         delegations.add(id, call, peer);
         Ok((id, self.delegation_stateid(id)))
+    }
+
+    /// When a client that may reclaim was recorded. All its delegations were given later, or held
+    /// then.
+    pub(crate) fn recorded_at(&self, client: ClientId) -> Option<SystemTime> {
+        let Table { clients, grace, .. } = &*self.lock();
+        let client = clients.get(client)?;
+        grace.recorded_at(&client.owner, client.principal)
     }
 
     /// Whether a delegation is there, not revoked.

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::{ClientRecord, Principal};
 
@@ -12,16 +12,20 @@ use super::{ClientRecord, Principal};
 pub(super) struct Grace {
     /// `None` when the period is over.
     ends_at: Option<Duration>,
-    /// Recorded clients by owner that have not sent RECLAIM_COMPLETE.
-    reclaiming: HashMap<Arc<[u8]>, Principal>,
+    /// Recorded clients by owner that have not sent RECLAIM_COMPLETE, and when they were recorded.
+    reclaiming: HashMap<Arc<[u8]>, (Principal, SystemTime)>,
 }
 
 impl Grace {
-    /// Begins the period for the clients on record.
-    pub(super) fn new(recorded: Vec<ClientRecord>, now: Duration, length: Duration) -> Self {
+    /// Begins the period for the clients on record, each with the time of its record.
+    pub(super) fn new(
+        recorded: Vec<(ClientRecord, SystemTime)>,
+        now: Duration,
+        length: Duration,
+    ) -> Self {
         let ends_at = (!recorded.is_empty()).then_some(now + length);
-        let reclaiming = recorded.into_iter().map(|client| (client.owner, client.principal));
-        Self { ends_at, reclaiming: reclaiming.collect() }
+        let entry = |(client, at): (ClientRecord, _)| (client.owner, (client.principal, at));
+        Self { ends_at, reclaiming: recorded.into_iter().map(entry).collect() }
     }
 
     pub(super) fn is_active(&self) -> bool {
@@ -30,12 +34,18 @@ impl Grace {
 
     /// Whether this client held state before the restart and has not finished reclaiming it.
     pub(super) fn may_reclaim(&self, owner: &[u8], principal: Principal) -> bool {
-        self.is_active() && self.reclaiming.get(owner) == Some(&principal)
+        self.recorded_at(owner, principal).is_some()
+    }
+
+    /// When this client was recorded; `None` unless it may reclaim.
+    pub(super) fn recorded_at(&self, owner: &[u8], principal: Principal) -> Option<SystemTime> {
+        let (recorded, at) = self.reclaiming.get(owner).filter(|_| self.is_active())?;
+        (*recorded == principal).then_some(*at)
     }
 
     /// Whether another principal's client of this name may still reclaim.
     pub(super) fn is_reserved(&self, owner: &[u8], principal: Principal) -> bool {
-        self.reclaiming.get(owner).is_some_and(|recorded| *recorded != principal)
+        self.reclaiming.get(owner).is_some_and(|(recorded, _)| *recorded != principal)
     }
 
     /// The client has reclaimed all, or has gone. The caller asks [`Self::end`] afterwards.
@@ -61,8 +71,9 @@ mod tests {
 
     const LENGTH: Duration = Duration::from_secs(90);
 
-    fn record(owner: &[u8]) -> ClientRecord {
-        ClientRecord { owner: owner.into(), principal: Principal::User(0) }
+    fn record(owner: &[u8]) -> (ClientRecord, SystemTime) {
+        let client = ClientRecord { owner: owner.into(), principal: Principal::User(0) };
+        (client, SystemTime::UNIX_EPOCH)
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use proto::nfs4::{
     ClientId, SEQ4_STATUS_ADMIN_STATE_REVOKED, SEQ4_STATUS_RECALLABLE_STATE_REVOKED,
@@ -70,12 +70,13 @@ pub(crate) struct StateCounts {
 
 impl State {
     /// No state. `epoch` is another one with each start of the server, `session_key` random, and
-    /// `recorded` are the clients that may reclaim: if there are any, a grace period begins.
+    /// `recorded` are the clients that may reclaim, with the times of their records: if there are
+    /// any, a grace period begins.
     pub(crate) fn new(
         limits: Limits,
         epoch: u32,
         session_key: (u64, u64),
-        recorded: Vec<ClientRecord>,
+        recorded: Vec<(ClientRecord, SystemTime)>,
         now: Duration,
     ) -> Self {
         let replies = ReplyBudget::new(limits.replies_bytes_max, limits.fore.cached_bytes_max);
@@ -466,8 +467,10 @@ impl Table {
         let delegations = self.delegations.revoked.has_any(id);
         client.lease.show(SEQ4_STATUS_ADMIN_STATE_REVOKED, of_exports);
         client.lease.show(SEQ4_STATUS_RECALLABLE_STATE_REVOKED, delegations);
-        let may_have_state =
-            client.has_reclaimed || self.grace.may_reclaim(&client.owner, client.principal);
+        // A record that was removed is not written before all is reclaimed: it would be newer than
+        // changes of files that the client has delegated.
+        let reclaims = || self.grace.may_reclaim(&client.owner, client.principal);
+        let may_have_state = client.has_reclaimed || (client.is_recorded && reclaims());
         let is_recorded = may_have_state && !of_exports && !delegations;
         if std::mem::replace(&mut client.is_recorded, is_recorded) != is_recorded {
             let change = match is_recorded {

@@ -2,7 +2,7 @@
 //! model.
 
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use proto::nfs4::{
     ClientId, FileHandle, LockRange, LockType, SEQ4_STATUS_ADMIN_STATE_REVOKED,
@@ -38,7 +38,8 @@ pub(super) const CHANNEL: ChannelAttributes = ChannelAttributes {
 };
 
 pub(super) fn state_with(limits: Limits, recorded: Vec<ClientRecord>) -> State {
-    State::new(limits, 7, (1, 2), recorded, Duration::ZERO)
+    let recorded = recorded.into_iter().map(|client| (client, SystemTime::UNIX_EPOCH));
+    State::new(limits, 7, (1, 2), recorded.collect(), Duration::ZERO)
 }
 
 pub(super) fn exchange(

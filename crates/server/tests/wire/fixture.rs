@@ -103,7 +103,7 @@ impl Fixture {
         Config::parse(&text, Path::new("test.toml"), &overrides)
     }
 
-    fn start(&mut self) {
+    pub(crate) fn start(&mut self) {
         let began = Instant::now();
         let server = loop {
             let config = self.parse(&self.config);
