@@ -137,7 +137,7 @@ impl Bed {
         let grant = match self.state.lock_range(&call, &mut step) {
             Ok(grant) => grant,
             Err(LockFailure::Denied(conflict)) => return Err(conflict.piece),
-            Err(LockFailure::Status(status)) => panic!("{status:?}"),
+            Err(failure) => panic!("{failure:?}"),
         };
         let result = match self.held.mirror(&self.state, &grant).unwrap() {
             None => Ok(self.state.confirm_lock(grant, &mut step).unwrap()),

@@ -72,7 +72,8 @@ impl Compound<'_> {
         let (range, kind, is_reclaim) = (args.range, args.kind, args.reclaim);
         let object = self.current_handle().map(|handle| self.handle_of(handle))?;
         let call = Lock { client, target, file, object, range, kind, is_reclaim };
-        let grant = service.change_state(|state, step| state.lock_range(&call, step)).await?;
+        let lock = |state: &State, step: &mut Step| state.lock_range(&call, step);
+        let grant = service.change_state_undelegated(lock, &LockFailure::Delegated).await?;
         let (grant, mirrored) = service.mirror(grant).await;
         let finish = |state: &State, step: &mut Step| match mirrored {
             Ok(None) => state.confirm_lock(grant, step).map_err(Unlocked::from),
@@ -150,6 +151,7 @@ impl From<LockFailure> for Unlocked {
     fn from(failure: LockFailure) -> Self {
         match failure {
             LockFailure::Denied(conflict) => Self::Denied(conflict),
+            LockFailure::Delegated => Self::Refused(Status::Delay.into()),
             LockFailure::Status(status) => Self::Refused(status.into()),
         }
     }

@@ -28,6 +28,7 @@ use proto::nfs4::Status;
 use proto::xdr::DecodeError;
 
 use crate::fs;
+use crate::state::OpenFailure;
 
 /// The results of an operation, or why there are none.
 type Outcome<T> = Result<T, Refused>;
@@ -49,6 +50,12 @@ impl From<Status> for Refused {
 impl From<fs::Status> for Refused {
     fn from(cause: fs::Status) -> Self {
         Self { status: convert::status(cause), cause: Some(cause) }
+    }
+}
+
+impl From<OpenFailure> for Refused {
+    fn from(failure: OpenFailure) -> Self {
+        Status::from(failure).into()
     }
 }
 

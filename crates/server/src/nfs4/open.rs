@@ -14,8 +14,9 @@ use super::namespace::check_name;
 use super::resolved_handle::{Located, ResolvedHandle};
 use super::{Outcome, Refused, convert};
 use crate::fs;
+use crate::held_files::Pin;
 use crate::inode_cache::{AccessRights, Inode, NameChange};
-use crate::state::{OpenFile, OpenRoom, Running, State, Step};
+use crate::state::{OpenFailure, OpenFile, OpenRoom, Running, State, Step};
 use crate::vfs::{AttributeChange, CreateMode, Created};
 
 /// A name can come and go between the looks that UNCHECKED4 takes.
@@ -68,20 +69,19 @@ impl<'a> Compound<'a> {
         let (owner, user) = (args.owner.owner, target.located.caller.uid);
         let cuts = target.cuts;
         let call = OpenFile { client, owner, file, export, access, deny, cuts, is_reclaim, user };
-        let room = target.room.take();
+        let (mut room, mut pin) = (target.room.take(), Some(pin));
         let open = |state: &State, step: &mut Step| {
-            let opened = match room {
+            let opened = match room.take() {
                 Some(room) => room.open(&call, step),
                 None => state.open(&call, step),
             };
             if opened.as_ref().is_ok_and(|opened| opened.is_new) {
-                pin.keep();
-            } else {
-                drop(pin);
+                pin.take().into_iter().for_each(Pin::keep);
             }
             opened
         };
-        let opened = service.change_state(open).await?;
+        let opened = service.change_state_undelegated(open, &OpenFailure::Delegated).await?;
+        drop(pin);
         drop(target.undelegated.take());
         if let Err(refused) = self.cut(&target).await {
             let undo = |state: &State, step: &mut Step| {

@@ -20,6 +20,7 @@ use crate::state::{
     Callback, ChannelAttributes, Delegate, Effect, FileId, Limits, LockGrant, Message,
     NotDelegated, Piece, Session, State, Step, TestedLock,
 };
+use crate::vfs::RETURN_PAUSES;
 
 /// What a COMPOUND has besides the data of a READ or WRITE, in both directions.
 const COMPOUND_BYTES_MAX: u32 = 8 * 1024;
@@ -105,6 +106,24 @@ impl Service {
             let (notices, effects): (Vec<_>, Vec<_>) = effects.into_iter().partition(is_notice);
             self.settlement.settle(effects).await;
             notices.into_iter().for_each(|notice| self.notify(notice));
+        }
+        changed
+    }
+
+    /// As [`Self::change_state`], and again for a moment while it fails as `delegated`: delegations
+    /// conflict with it, which have been recalled.
+    pub(crate) async fn change_state_undelegated<T, E: PartialEq>(
+        &self,
+        mut change: impl FnMut(&State, &mut Step) -> Result<T, E>,
+        delegated: &E,
+    ) -> Result<T, E> {
+        let mut changed = self.change_state(&mut change).await;
+        for pause in RETURN_PAUSES {
+            if changed.as_ref().err() != Some(delegated) {
+                break;
+            }
+            self.vfs.sleep(pause).await;
+            changed = self.change_state(&mut change).await;
         }
         changed
     }

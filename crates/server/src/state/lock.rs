@@ -38,6 +38,8 @@ pub(crate) enum LockTarget<'a> {
 pub(crate) enum LockFailure {
     /// `NFS4ERR_DENIED`.
     Denied(Conflict),
+    /// As [`OpenFailure::Delegated`](super::OpenFailure::Delegated).
+    Delegated,
     Status(Status),
 }
 
@@ -83,8 +85,8 @@ impl State {
     ///
     /// # Errors
     /// `Denied`; `Inval` for the range; `BadStateid`, `OldStateid`, `Openmode`; those of
-    /// [`Self::check_claim`], and `ReclaimConflict`; `Delay` for too many locks, while the kernel
-    /// is asked for another lock of the owner that overlaps it, and while a delegation is recalled.
+    /// [`Self::check_claim`], and `ReclaimConflict`; `Delay` for too many locks, and while the
+    /// kernel is asked for another lock of the owner that overlaps it; `Delegated`.
     pub(crate) fn lock_range(
         &self,
         call: &Lock<'_>,
@@ -104,7 +106,7 @@ impl State {
         let is_other = |holder| holder != call.client;
         let within = self.limits.recall;
         if share.writes() && self.recall_where(&mut table, call.file, within, is_other, step) {
-            return Err(Status::Delay.into());
+            return Err(LockFailure::Delegated);
         }
         let is_blocking = call.kind.is_blocking();
         let found = self.conflict(&mut table, call.file, &owner, piece, step);

@@ -55,7 +55,7 @@ pub(crate) use delegation_table::DelegationTotals;
 pub(crate) use delegation_table::{Delegate, NotDelegated};
 pub(crate) use limits::Limits;
 pub(crate) use lock::{Conflict, Lock, LockFailure, LockGrant, LockTarget, TestedLock};
-pub(crate) use open::{IoState, OpenFile, OpenRoom};
+pub(crate) use open::{IoState, OpenFailure, OpenFile, OpenRoom};
 pub(crate) use ranges::{LockKind, Piece, Range};
 pub(crate) use registry::State;
 pub(crate) use session::{Begin, ChannelAttributes, Running, Session};

@@ -41,6 +41,30 @@ pub(crate) struct Opened {
     before: Option<OpenBefore>,
 }
 
+/// Why a file is not opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OpenFailure {
+    /// Delegations conflict with it, and are recalled: `NFS4ERR_DELAY` if they are not returned
+    /// soon.
+    Delegated,
+    Status(Status),
+}
+
+impl From<Status> for OpenFailure {
+    fn from(status: Status) -> Self {
+        Self::Status(status)
+    }
+}
+
+impl From<OpenFailure> for Status {
+    fn from(failure: OpenFailure) -> Self {
+        match failure {
+            OpenFailure::Delegated => Self::Delay,
+            OpenFailure::Status(status) => status,
+        }
+    }
+}
+
 /// The right of an operation on data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IoState {
@@ -97,8 +121,8 @@ impl State {
     ///
     /// # Errors
     /// As [`Self::check_claim`]; `ShareDenied`, or `ReclaimConflict` for a reclaim; `Delay` for too
-    /// many opens, and until delegations are returned that it conflicts with.
-    pub(crate) fn open(&self, call: &OpenFile<'_>, step: &mut Step) -> Result<Opened, Status> {
+    /// many opens; `Delegated` until delegations are returned that it conflicts with.
+    pub(crate) fn open(&self, call: &OpenFile<'_>, step: &mut Step) -> Result<Opened, OpenFailure> {
         self.open_in(&mut self.lock(), call, step)
     }
 
@@ -108,7 +132,7 @@ impl State {
         table: &mut Table,
         call: &OpenFile<'_>,
         step: &mut Step,
-    ) -> Result<Opened, Status> {
+    ) -> Result<Opened, OpenFailure> {
         table.check_claim(call.client, call.is_reclaim)?;
         let share = Share::new(call.access, call.deny);
         let OpenFile { client, export, .. } = *call;
@@ -118,14 +142,14 @@ impl State {
         if !self.is_admitted(table, (call.client, call.file), used, own, step) {
             let denied =
                 if call.is_reclaim { Status::ReclaimConflict } else { Status::ShareDenied };
-            return Err(denied);
+            return Err(denied.into());
         }
         // A client's own delegation does not cover its writing: a local program would not see it.
         let conflicts =
             |holder: ClientId| share.writes() || (share.denies_reading() && holder != call.client);
         let within = self.limits.recall;
         if self.recall_where(table, call.file, within, conflicts, step) {
-            return Err(Status::Delay);
+            return Err(OpenFailure::Delegated);
         }
         if own.is_none() {
             let owner = (client, call.owner.len());
@@ -408,7 +432,7 @@ impl OpenRoom<'_> {
     ///
     /// # Errors
     /// As [`State::open`].
-    pub(crate) fn open(self, call: &OpenFile<'_>, step: &mut Step) -> Result<Opened, Status> {
+    pub(crate) fn open(self, call: &OpenFile<'_>, step: &mut Step) -> Result<Opened, OpenFailure> {
         let Self { state, client, size } = self;
         std::mem::forget(self);
         // Under one lock, so that no other takes the room meanwhile.

@@ -146,7 +146,7 @@ impl Bed {
     ) -> Result<Opened, Status> {
         let (access, deny) = share;
         let call = OpenFile { access, deny, is_reclaim, ..open_call(client) };
-        self.state.open(&call, &mut self.step)
+        self.state.open(&call, &mut self.step).map_err(Status::from)
     }
 
     fn open(&mut self, client: ClientId, access: ShareAccess, deny: ShareDeny) -> Opened {
@@ -499,7 +499,7 @@ fn a_client_whose_lease_has_expired_does_not_count_as_a_writer() {
     let call = Delegate { client, file: FILE, export: EXPORT, object, user, is_reclaim };
     bed.state.delegate(&call, bed.step.now).expect("the writer is expired");
     let locked = bed.lock(late, &open, LockType::Write, LockRange { offset: 0, length: 1 });
-    assert_eq!(locked.unwrap_err(), LockFailure::Status(Status::Delay));
+    assert_eq!(locked.unwrap_err(), LockFailure::Delegated);
     let is_recall = |effect: &Effect| matches!(effect, Effect::Recall { .. });
     assert!(bed.step.effects.iter().any(is_recall), "{:?}", bed.step);
     let write = bed.check_io(late, &open, ShareAccess::Write);
@@ -815,7 +815,8 @@ fn opens_and_locks_of_a_client_are_bounded() {
     let client = bed.client(b"c");
     let open = |file| {
         let call = OpenFile { file, ..open_call(client) };
-        bed.state.open(&call, &mut Step::new(Duration::ZERO)).map(|opened| opened.stateid)
+        let opened = bed.state.open(&call, &mut Step::new(Duration::ZERO));
+        Ok::<_, Status>(opened?.stateid)
     };
     open(FileId(2)).unwrap();
     open(FileId(1)).unwrap();
@@ -865,7 +866,7 @@ fn room_that_was_taken_for_an_open_goes_to_no_other() {
     let state = &bed.state;
     let open = |owner, file| {
         let opened = state.open(&call(owner, file), &mut Step::new(Duration::ZERO));
-        opened.map(drop)
+        opened.map(drop).map_err(Status::from)
     };
     let take =
         |name_bytes| state.take_open_room(client, name_bytes, &mut Step::new(Duration::ZERO));
@@ -892,7 +893,8 @@ fn owners_of_a_file_are_bounded() {
     let client = bed.client(b"c");
     let open = |file, owner: &[u8]| {
         let call = OpenFile { owner, file, ..open_call(client) };
-        bed.state.open(&call, &mut Step::new(Duration::ZERO)).map(|opened| opened.stateid)
+        let opened = bed.state.open(&call, &mut Step::new(Duration::ZERO));
+        Ok::<_, Status>(opened?.stateid)
     };
     open(FILE, b"a").unwrap();
     let stateid = open(FILE, b"b").unwrap();
@@ -970,7 +972,7 @@ fn a_client_at_its_own_bound_costs_no_other_its_courtesy() {
     bed.open(client, ShareAccess::Read, ShareDeny::None);
     let call = OpenFile { owner: b"p", access: ShareAccess::Read, ..open_call(client) };
     let refused = bed.state.open(&call, &mut bed.step);
-    assert_eq!(refused, Err(Status::Delay));
+    assert_eq!(refused, Err(OpenFailure::Status(Status::Delay)));
     assert_eq!(bed.check_io(late, &stateid, ShareAccess::Read), Ok(IoState::Opened));
     bed.begin_client(b"third");
     assert_eq!(bed.state.counts().sessions, 2, "the session of the expired client made room");
@@ -1066,7 +1068,8 @@ fn names_of_owners_are_bounded_for_each_address_and_in_total() {
     let name = [7; 100];
     let open = |client, owner, file| {
         let call = OpenFile { owner, file: FileId(file), ..open_call(client) };
-        bed.state.open(&call, &mut Step::new(Duration::ZERO)).map(|opened| opened.stateid)
+        let opened = bed.state.open(&call, &mut Step::new(Duration::ZERO));
+        Ok::<_, Status>(opened?.stateid)
     };
     let stateid = open(a, &name, 1).unwrap();
     open(a2, &name, 1).unwrap();

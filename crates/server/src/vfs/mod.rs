@@ -57,6 +57,7 @@ pub(crate) use fsinfo::{FileSystemSpace, PathLimits};
 pub(crate) use namespace::{CreateMode, Created, EntryName, NodeKind};
 pub(crate) use read::ReadDone;
 pub(crate) use readdir::{DirectoryEntry, Listing, Objects, Pushed};
+pub(crate) use retry::RETURN_PAUSES;
 pub(crate) use switches::Switches;
 pub(crate) use write::Stability;
 pub(crate) use xattr::{SetXattr, XattrNames};

@@ -12,7 +12,7 @@ use crate::inode_cache::{Changing, Inode};
 const DESCRIPTOR_RETRIES: usize = 3;
 /// How long a call waits for the return of a delegation, together 155 ms, before its client is
 /// asked to repeat it.
-const RETURN_PAUSES: [Duration; 5] = [
+pub(crate) const RETURN_PAUSES: [Duration; 5] = [
     Duration::from_millis(5),
     Duration::from_millis(10),
     Duration::from_millis(20),

@@ -327,12 +327,10 @@ impl Model {
                 open.shares.insert((access, deny));
                 open.stateid = opened.stateid;
             }
-            Err(Status::ShareDenied) => prop_assert!(is_denied),
-            Err(status) => {
+            Err(OpenFailure::Status(Status::ShareDenied)) => prop_assert!(is_denied),
+            Err(OpenFailure::Delegated) => prop_assert!(must_return && !is_denied),
+            Err(OpenFailure::Status(status)) => {
                 prop_assert_eq!(status, Status::Delay);
-                if must_return {
-                    return Ok(());
-                }
                 let own = self.opens.keys().filter(|other| other.0 == client).count();
                 prop_assert!(own == 3 || self.opens.len() == LIMITS_OPENS);
             }
@@ -391,7 +389,7 @@ impl Model {
         self.note_forgotten()?;
         let needed = if kind.is_write() { 2 } else { 1 };
         if access & 2 != 0 && access & needed != 0 && self.note_lock(key) {
-            prop_assert_eq!(result.unwrap_err(), LockFailure::Status(Status::Delay));
+            prop_assert_eq!(result.unwrap_err(), LockFailure::Delegated);
             return Ok(());
         }
         let has_conflict = self.has_conflict(key, bytes, kind.into());
@@ -417,7 +415,7 @@ impl Model {
             Err(LockFailure::Status(Status::Openmode)) => {
                 prop_assert_eq!(access & needed, 0);
             }
-            Err(LockFailure::Status(status)) => prop_assert_eq!(status, Status::Delay),
+            Err(failure) => prop_assert_eq!(failure, LockFailure::Status(Status::Delay)),
         }
         Ok(())
     }

@@ -364,6 +364,20 @@ fn a_call_of_version_3_does_not_notice_a_client_that_is_quick() {
 }
 
 #[test]
+fn an_open_for_writing_does_not_notice_a_client_that_is_quick() {
+    let fixture = fixture();
+    let mut holder = Holder::new(&fixture, b"holder");
+    let mut other = Session::of(&fixture, b"other", 1);
+    let export = holder.export;
+    let (file, delegation) = holder.delegated(b"a");
+    thread::scope(|scope| {
+        scope.spawn(|| holder.obey(file, delegation));
+        // It waits as long as the WRITE above.
+        open(&mut other, export, b"a", ShareAccess::Write).unwrap();
+    });
+}
+
+#[test]
 fn a_holder_changes_attributes_and_names_beside_its_delegation() {
     let fixture = fixture();
     let mut holder = Holder::new(&fixture, b"holder");
