@@ -54,9 +54,10 @@ thread_local! {
 }
 
 /// Runs `wake`. The tasks of this thread's lane that it wakes go on here and now, one after the
-/// other; then the jobs that they have left by [`after_tasks_woken_here`].
+/// other, up to where they would block; then the jobs that they have left by
+/// [`after_tasks_woken_here`].
 pub(super) fn wake_here(wake: impl FnOnce()) {
-    if LEFT.with_borrow(Option::is_some) {
+    if goes_on_here() {
         // By one of those tasks: what it wakes is queued as elsewhere.
         return wake();
     }
@@ -82,15 +83,22 @@ pub(super) fn wake_here(wake: impl FnOnce()) {
 /// Runs `job` when the tasks have gone on that this thread runs within [`wake_here`]; at once
 /// outside it.
 pub(super) fn after_tasks_woken_here(job: impl FnOnce() + Send + 'static) {
-    if LEFT.with_borrow(Option::is_none) {
+    if !goes_on_here() {
         return job();
     }
     LEFT.with_borrow_mut(|left| left.get_or_insert_default().push(Box::new(job)));
 }
 
+/// Whether this thread runs a task that it has woken within [`wake_here`]. Others wait for that
+/// task, so it must not block here.
+fn goes_on_here() -> bool {
+    LEFT.with_borrow(Option::is_some)
+}
+
 /// Resolves at once on a thread that may block for as long as `purpose` takes, if only for another
-/// device: a task has one lane, and hands over what waits for the others' disks. Elsewhere it is
-/// pending once, so that a task that goes on in a lane moves there; any other goes on where it is.
+/// device: a task has one lane, and hands over what waits for the others' disks. Elsewhere, and in
+/// a task that others wait for within [`wake_here`], it is pending once, so that a task that goes
+/// on in a lane moves there; any other goes on where it is.
 pub(super) async fn ask_for_lane(purpose: LaneKind) {
     let mut asked: Option<Instant> = None;
     poll_fn(|context| {
@@ -101,7 +109,7 @@ pub(super) async fn ask_for_lane(purpose: LaneKind) {
             }
             return Poll::Ready(());
         }
-        if MAY_WAIT.get().is_some_and(|may| may.longest >= purpose) {
+        if MAY_WAIT.get().is_some_and(|may| may.longest >= purpose) && !goes_on_here() {
             return Poll::Ready(());
         }
         asked = Some(Instant::now());
@@ -201,13 +209,14 @@ impl Lane {
     /// Runs a job on a thread of the lane and resumes its panic here. A caller on a thread of the
     /// same device that may block for as much runs it itself: handing it over would only make two
     /// threads wait for one disk. A flush leaves the metadata threads all the same, for others'
-    /// lookups need them; and no thread waits for another's disk.
+    /// lookups need them; no thread waits for another's disk; and a task that others wait for
+    /// within [`wake_here`] does not wait there.
     pub(super) async fn run<R, F>(&self, client: ClientId, job: F) -> R
     where
         R: Send + 'static,
         F: FnOnce() -> R + Send + 'static,
     {
-        if self.shared.may_wait_here() {
+        if self.shared.may_wait_here() && !goes_on_here() {
             rouse_owed();
             return job();
         }

@@ -187,7 +187,7 @@ impl Engine {
 
     /// Runs `wake`. The tasks of the lane that this thread serves go on here and now if it wakes
     /// them, one after the other, and no other thread is woken for them: for tasks that have little
-    /// left to do. Where such a task waits again, it leaves this thread as any.
+    /// left to do. Where such a task waits again, or is to block, it leaves this thread.
     pub fn wake_here(&self, wake: impl FnOnce()) {
         lane::wake_here(wake);
     }

@@ -699,6 +699,53 @@ async fn tasks_that_are_woken_here_go_on_here_before_the_next_step() {
 }
 
 #[tokio::test]
+async fn a_task_that_is_woken_here_and_blocks_holds_up_no_other_and_no_job() {
+    for asks in [false, true] {
+        let engine = Arc::new(engine(2, 8));
+        let (log, mut lines) = tokio::sync::mpsc::unbounded_channel();
+        let [(first, first_woken), (second, second_woken), (third, third_woken)] =
+            [(); 3].map(|()| oneshot::channel::<()>());
+        let [at_end, by_third] = [log.clone(), log.clone()];
+        let task = async move {
+            first_woken.await.unwrap();
+            Engine::after_tasks_woken_here(move || at_end.send("job").unwrap());
+        };
+        engine.own.begin_here(task).await;
+        let (open, hold) = gate();
+        let blocking = Arc::clone(&engine);
+        let task = async move {
+            second_woken.await.unwrap();
+            if asks {
+                blocking.ask_for_data_thread().await;
+                hold();
+            } else {
+                blocking.data(hold).await;
+            }
+        };
+        engine.own.begin_here(task).await;
+        let task = async move {
+            third_woken.await.unwrap();
+            by_third.send("third").unwrap();
+        };
+        engine.own.begin_here(task).await;
+        let waking = Arc::clone(&engine);
+        let task = async move {
+            waking.ask_for_data_thread().await;
+            waking.wake_here(|| {
+                [first, second, third].into_iter().for_each(|task| task.send(()).unwrap())
+            });
+            log.send("waking task").unwrap();
+        };
+        engine.own.begin_here(task).await;
+        for expected in ["third", "job", "waking task"] {
+            let line = tokio::time::timeout(Duration::from_secs(10), lines.recv()).await;
+            assert_eq!(line.expect("it waits for a blocked task"), Some(expected));
+        }
+        drop(open);
+    }
+}
+
+#[tokio::test]
 async fn a_task_that_is_woken_here_may_wake_others_and_loses_no_job() {
     let engine = Arc::new(engine(2, 8));
     let (log, mut lines) = tokio::sync::mpsc::unbounded_channel();
