@@ -1,5 +1,6 @@
 //! A queue of work for each client, and the threads that serve them in turn.
 
+mod owed;
 mod task;
 
 use std::cell::{Cell, RefCell};
@@ -16,6 +17,8 @@ use tokio::sync::{Notify, Semaphore, oneshot};
 
 use super::{ClientId, Task, wait};
 use crate::time_slice::take_short_slices;
+use owed::owing;
+pub(crate) use owed::rouse as rouse_owed;
 use task::{LaneTask, Progress};
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -45,8 +48,6 @@ thread_local! {
     static MAY_WAIT: Cell<Option<Waits>> = const { Cell::new(None) };
     /// The lane that this thread serves.
     static SERVES: Cell<*const Shared> = const { Cell::new(std::ptr::null()) };
-    /// That lane, while this thread has left a task in its queue to take it next.
-    static OWES: Cell<Option<Arc<Shared>>> = const { Cell::new(None) };
     /// The tasks of that lane that were woken, within [`wake_here`].
     static WOKEN: RefCell<Option<Vec<Arc<LaneTask>>>> = const { RefCell::new(None) };
     /// The jobs that these tasks have left for the end, while they go on.
@@ -230,8 +231,9 @@ impl Lane {
     {
         let (sender, outcome) = oneshot::channel();
         let job = Box::new(move || {
+            let outcome = catch_unwind(AssertUnwindSafe(job));
             // The channel is closed if the caller was dropped; the result is dropped with it.
-            let _ = sender.send(catch_unwind(AssertUnwindSafe(job)));
+            let _ = owing(|| sender.send(outcome));
         });
         self.shared.submit(client, job).await;
         match outcome.await.expect("an accepted job always sends its outcome") {
@@ -332,10 +334,7 @@ impl Shared {
         if is_own && WOKEN.with_borrow_mut(keep).is_some() {
             return;
         }
-        if is_own && OWES.replace(Some(Arc::clone(self))).is_none() {
-            // Woken by a thread of the same lane, whose own work usually ends soon after it wakes a
-            // task: that thread takes the task next, and no second thread is woken. If it waits for
-            // the disk before, it first has another thread take the task.
+        if is_own && owed::takes_next(self) {
             self.add(&mut self.lock(), client, Work::Task(task));
         } else {
             let mut queue = self.lock();
@@ -495,8 +494,7 @@ impl Shared {
                 Work::Job(job) => self.contain(job),
                 Work::Task(task) => self.contain(|| go_on(task)),
             }
-            // The work left for this thread is taken now.
-            OWES.set(None);
+            owed::settle();
         }
     }
 
@@ -569,17 +567,12 @@ fn wake(sleeping: Option<Thread>) {
     }
 }
 
-/// Has another thread take the task that this one would take next: it is about to wait.
-fn rouse_owed() {
-    if let Some(lane) = OWES.take() {
-        lane.rouse();
-    }
-}
-
 /// Polls a task on a thread of its lane.
 fn go_on(task: Arc<LaneTask>) {
-    if task.poll() == Progress::Woken {
-        let lane = Arc::clone(task.lane());
-        lane.push_task(task);
-    }
+    owing(|| {
+        if task.poll() == Progress::Woken {
+            let lane = Arc::clone(task.lane());
+            lane.push_task(task);
+        }
+    });
 }

@@ -15,6 +15,7 @@ use std::pin::Pin;
 
 use crate::identity::{self, Identity};
 pub use lane::LaneKind;
+pub(crate) use lane::rouse_owed;
 use share::Devices;
 pub use share::{Device, DeviceNumber, Share};
 

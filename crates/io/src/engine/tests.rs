@@ -865,3 +865,22 @@ async fn tasks_woken_by_a_staying_task_do_not_wait_for_its_thread() {
     tokio::time::timeout(Duration::from_secs(10), end).await.expect("it goes on").unwrap();
     drop(leave);
 }
+
+#[tokio::test]
+async fn task_woken_by_a_job_does_not_wait_for_the_end_of_the_job() {
+    let engine = engine(2, 4);
+    let (wake, woken) = oneshot::channel();
+    let (ended, end) = oneshot::channel();
+    let waiting = async move {
+        woken.await.unwrap();
+        ended.send(()).unwrap();
+    };
+    engine.own.begin_here(waiting).await;
+    let (open, hold) = gate();
+    assert!(engine.leave_to_data(move || {
+        wake.send(()).unwrap();
+        hold();
+    }));
+    tokio::time::timeout(Duration::from_secs(10), end).await.expect("it goes on").unwrap();
+    drop(open);
+}

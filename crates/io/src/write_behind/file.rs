@@ -15,6 +15,7 @@ use crate::byte_range::ByteRange;
 use crate::data_file::{WriteError, write_parts_at};
 use crate::descriptor_path::path_of;
 use crate::direct::split_off;
+use crate::engine::rouse_owed;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// The window's view of one file; see [`WriteBehind::file`](super::WriteBehind::file).
@@ -183,7 +184,7 @@ impl WriteBehindFile {
         grants.deliver();
         let mut state = self.lock();
         while state.place == Place::Busy {
-            state = self.waited.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.wait_for_step(state);
         }
     }
 
@@ -227,7 +228,7 @@ impl WriteBehindFile {
         let mut state = self.lock();
         let returns = state.returns;
         while state.is_at_disk && state.returns == returns {
-            state = self.waited.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.wait_for_step(state);
         }
         state.error.take().map(io::Error::from)
     }
@@ -403,6 +404,13 @@ impl WriteBehindFile {
         self.shared.book(self, &mut state.place, change, reservation, now)
     }
 
+    /// Waits until a step is over, or its wait for the disk.
+    fn wait_for_step<'a>(&self, state: MutexGuard<'a, FileState>) -> MutexGuard<'a, FileState> {
+        // For one of those that room was granted to.
+        rouse_owed();
+        self.waited.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn lock(&self) -> MutexGuard<'_, FileState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -526,9 +534,11 @@ mod tests {
     use std::sync::mpsc;
     use std::time::Duration;
 
+    use tokio::sync::oneshot;
+
     use super::*;
     use crate::data_file::write_at;
-    use crate::engine::DeviceNumber;
+    use crate::engine::{DeviceNumber, Engine, EngineConfig, Share};
     use crate::residency::cache_state;
     use crate::write_behind::{WriteBehind, WriteBehindConfig};
 
@@ -680,6 +690,43 @@ mod tests {
             assert!(file.is_idle());
             assert_eq!(Arc::strong_count(&fd), 1);
         }
+    }
+
+    #[tokio::test]
+    async fn task_that_a_flush_wakes_does_not_wait_with_it_for_the_disk() {
+        let engine = Arc::new(Engine::new(EngineConfig {
+            data_threads: 2,
+            metadata_threads: 1,
+            queue_max: 4,
+        }));
+        let share = Share::new(engine.own_device(), 0);
+        let window = idle_window();
+        let file = enrolled(&window, OwnedFd::from);
+        let all = WriteBehindConfig::default().window_bytes;
+        let held = file.reserve(all - 4096).await;
+        let (admit, admitted) = oneshot::channel();
+        let writing = Arc::clone(&file);
+        let writer = async move {
+            let _room = writing.reserve(4096).await;
+            admit.send(()).unwrap();
+        };
+        share.begin_here(writer).await;
+        file.lock().is_at_disk = true;
+        let (flushing, flusher) = (Arc::clone(&file), Arc::clone(&engine));
+        let flush = async move {
+            flusher.ask_for_data_thread().await;
+            // It frees room half-way, as the end of a flush does.
+            let job = move || {
+                drop(held);
+                flushing.take_error()
+            };
+            assert!(flusher.data(job).await.is_none());
+        };
+        share.begin_here(flush).await;
+        let admitted = tokio::time::timeout(Duration::from_secs(10), admitted).await;
+        file.has_returned(&mut file.lock());
+        admitted.expect("the writer goes on").unwrap();
+        engine.shutdown().await;
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use super::{Shared, rouse_owed};
+use super::{Shared, owing, rouse_owed};
 use crate::engine::{ClientId, Task};
 
 /// A task and the lane that it is queued in when it is woken.
@@ -85,7 +85,7 @@ impl LaneTask {
     /// each time; then it goes on in its lane. Returns whether it has ended.
     pub(super) fn run_here(self: &Arc<Self>, patience: Duration) -> bool {
         loop {
-            match self.poll_and(|task| State::WaitsHere(task, thread::current())) {
+            match owing(|| self.poll_and(|task| State::WaitsHere(task, thread::current()))) {
                 Progress::Ended => return true,
                 Progress::Woken => {}
                 Progress::Waits => {
