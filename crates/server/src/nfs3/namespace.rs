@@ -132,7 +132,11 @@ pub(super) async fn mknod(
         }
         MknodData::Socket(attributes) => (NodeKind::Socket, attributes),
         MknodData::Fifo(attributes) => (NodeKind::Fifo, attributes),
-        MknodData::Other(_) => return Err(Status::BadType.into()),
+        MknodData::Other(_) => {
+            let (_, dir) = request.resolve(&args.where_.dir)?;
+            let answer = request.service.vfs.refuse_change(&dir, Status::BadType).await;
+            return created(request, &dir, answer);
+        }
     };
     make_node(request, &args.where_, kind, set).await
 }

@@ -351,7 +351,7 @@ impl Vfs {
 
     /// The answer to a change that is refused before it starts: still with the object's attributes,
     /// which clients use.
-    pub(super) async fn refuse_change<T>(&self, object: &Object, status: Status) -> Answer<Wcc, T> {
+    pub(crate) async fn refuse_change<T>(&self, object: &Object, status: Status) -> Answer<Wcc, T> {
         match self.getattr(object).await {
             Ok(now) => {
                 let attributes = Wcc { before: Some(now), after: Some(now) };

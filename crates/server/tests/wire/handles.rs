@@ -53,6 +53,10 @@ fn statuses(client: &mut Client, handle: FileHandle) -> Vec<(&'static str, Statu
         ("MKDIR", refusal(client.try_mkdir(handle, name, SetAttributes::default()))),
         ("SYMLINK", refusal(client.symlink(handle, name, b"t"))),
         ("MKNOD", refusal(client.mknod(handle, name, fifo))),
+        (
+            "MKNOD of a file",
+            refusal(client.mknod(handle, name, MknodData::Other(FileType::Regular))),
+        ),
         ("REMOVE", refusal(client.remove(handle, name))),
         ("RMDIR", refusal(client.rmdir(handle, name))),
         ("RENAME", refusal(client.rename((handle, name), (handle, b"g")))),

@@ -179,9 +179,9 @@ fn another_process_with_the_same_call_is_not_answered_with_an_old_reply() {
     assert_eq!(fixture.counter(Counter::Replays), 0);
 }
 
-#[test]
-fn calls_that_no_export_admits_leave_the_replies_of_others() {
-    let fixture = Fixture::with(
+/// An export that admits one address.
+fn for_one_address() -> Fixture {
+    Fixture::with(
         r#"
         [[export]]
         path = "$DIR/export"
@@ -191,7 +191,36 @@ fn calls_that_no_export_admits_leave_the_replies_of_others() {
         hosts = ["127.0.0.1"]
         squash = "none"
         "#,
-    );
+    )
+}
+
+#[test]
+fn refusal_of_mknod_of_a_file_is_remembered_for_admitted_peers_alone() {
+    let fixture = for_one_address();
+    let (mut client, root) = fixture.mounted();
+    let mut stranger = Client::connect_from(Ipv4Addr::new(127, 0, 0, 2), fixture.address());
+    let forged = FileHandle::new(&[0xff; 32]).unwrap();
+    for (is_stranger, dir, status, replays) in [
+        (true, root, Status::Acces, 0),
+        (false, forged, Status::Badhandle, 0),
+        (false, root, Status::Badtype, 1),
+    ] {
+        let client = if is_stranger { &mut stranger } else { &mut client };
+        let what = MknodData::Other(FileType::Regular);
+        let args = MknodArgs { where_: DirOp { dir, name: b"f" }, what };
+        let mknod = call(client, Procedure::Mknod, &args);
+        let reply = send(client, &mknod);
+        assert_eq!(send(client, &mknod), reply);
+        let failure = decode_all::<CreatedReply>(&split(&reply).1).unwrap().unwrap_err();
+        assert_eq!(failure.status, status);
+        assert_eq!(failure.body.after.is_some(), status == Status::Badtype);
+        assert_eq!(fixture.counter(Counter::Replays), replays, "{status:?}");
+    }
+}
+
+#[test]
+fn calls_that_no_export_admits_leave_the_replies_of_others() {
+    let fixture = for_one_address();
     let (mut client, root) = fixture.mounted();
     let object = DirOp { dir: root, name: b"f" };
     let remove = call(&mut client, Procedure::Remove, &RemoveArgs { object });
