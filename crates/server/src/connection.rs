@@ -10,6 +10,7 @@ use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Waker};
+use std::time::Duration;
 
 use io::{Share, WriteData};
 use proto::oncrpc::CallError;
@@ -30,6 +31,7 @@ use crate::request::{Origin, Peer};
 use crate::service::Service;
 use crate::state::ConnectionId;
 use dues::{Charge, Dues};
+pub(crate) use end::LAST_CALLS_MAX;
 use end::{Open, drain};
 use stay::{Stayed, Streak};
 use timing::Timed;
@@ -123,13 +125,16 @@ impl Accepted {
 }
 
 /// Serves a connection until the peer closes it, breaks the protocol, its place is needed for
-/// another while it is idle, or the server stops. `flow` is on this thread.
+/// another while it is idle, or the server stops. `flow` is on this thread. `permit` is kept until
+/// the last call has ended; in front of that, unless the server stops, the connection ends after
+/// `last_calls_max`.
 pub(crate) async fn serve(
     service: Arc<Service>,
     programs: Programs,
     stream: std::net::TcpStream,
     (permit, flow): (ConnectionPermit, FlowHandle),
     mut stop: watch::Receiver<bool>,
+    last_calls_max: Duration,
 ) {
     let Ok(address) = stream.peer_addr() else { return };
     let Ok(socket) = Socket::new(stream) else { return };
@@ -183,13 +188,11 @@ pub(crate) async fn serve(
         _ = &mut sender => service.counters.add(Counter::BrokenConnections, 1),
         _ = stop.wait_for(|stop| *stop) => {}
     }
-    drain(&socket, activity).await;
+    drain(&socket, activity, &mut stop, last_calls_max).await;
     drop(open);
-    // Calls that hang hold the socket, which counts as the peer's until they end.
-    tokio::select! {
-        () = activity.calls_ended() => {}
-        _ = stop.wait_for(|stop| *stop) => {}
-    }
+    // Calls that hang hold the socket, which counts as the peer's until they end. A server that
+    // stops waits for them too: what they change is flushed then.
+    activity.calls_ended().await;
     tracing::debug!(client = %address, "disconnected");
 }
 

@@ -104,7 +104,14 @@ pub(crate) async fn accept(
         let programs = stream.local_addr().map_or(programs, |called| programs.called_at(called));
         let service = Arc::clone(&service);
         let (thread, flow) = threads.join(permit.activity.client());
-        thread.spawn(connection::serve(service, programs, stream, (permit, flow), stop.clone()));
+        thread.spawn(connection::serve(
+            service,
+            programs,
+            stream,
+            (permit, flow),
+            stop.clone(),
+            connection::LAST_CALLS_MAX,
+        ));
     }
 }
 

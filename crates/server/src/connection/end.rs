@@ -1,28 +1,47 @@
 //! The end of a connection: the last replies, and what was opened for it.
 
+use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rpc::server::{ReplyQueue, Socket};
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
+use tokio::time::timeout;
 
 use crate::connections::Activity;
 use crate::service::Service;
 use crate::state::ConnectionId;
 
-/// How long the last calls may take to be answered.
-const DRAIN_MAX: Duration = Duration::from_secs(10);
+/// How long the last calls may take to be answered while the server goes on.
+pub(crate) const LAST_CALLS_MAX: Duration = Duration::from_secs(10);
 /// How long the last replies may take to reach the peer.
 const FINISH_MAX: Duration = Duration::from_secs(1);
 
-/// Has accepted calls completed and answered, if the peer still reads.
-pub(super) async fn drain(socket: &Socket, activity: &Activity) {
-    match tokio::time::timeout(DRAIN_MAX, activity.calls_ended()).await {
-        // It was idle: nothing unread makes the kernel drop its last replies.
-        Ok(()) if activity.makes_room() && !socket.has_unread_bytes() => {}
-        Ok(()) => socket.finish(FINISH_MAX).await,
+/// Has accepted calls completed and answered, if the peer still reads: within `last_calls_max`, or
+/// for as long as the server waits for its connections if it stops.
+pub(super) async fn drain(
+    socket: &Socket,
+    activity: &Activity,
+    stop: &mut watch::Receiver<bool>,
+    last_calls_max: Duration,
+) {
+    let too_long = async {
+        let stops = timeout(last_calls_max, stop.wait_for(|stop| *stop)).await;
+        if stops.is_ok_and(|stops| stops.is_ok()) {
+            pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        biased;
+        () = activity.calls_ended() => {
+            // One that was idle: nothing unread makes the kernel drop its last replies.
+            if !activity.makes_room() || socket.has_unread_bytes() {
+                socket.finish(FINISH_MAX).await;
+            }
+        }
         // The peer has to learn of the end, to repeat its calls over another connection.
-        Err(_) => socket.end(),
+        () = too_long => socket.end(),
     }
 }
 
@@ -41,5 +60,99 @@ impl Drop for Open<'_> {
         self.replies.close();
         self.service.callbacks.remove(self.connection);
         self.service.state.connection_closed(self.connection);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read};
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+    use rpc::server::Slot;
+    use tempfile::TempDir;
+    use tokio::task::JoinHandle;
+
+    use super::*;
+    use crate::config::NfsVersions;
+    use crate::network_threads::NetworkThreads;
+    use crate::procedures::Programs;
+    use crate::server::Server;
+    use crate::test_server::{config, directory};
+
+    const LIMIT: Duration = Duration::from_millis(20);
+    /// Long enough to see what waits for no more than the limit.
+    const MUCH_LONGER: Duration = Duration::from_millis(300);
+
+    /// A connection with a call at work, which ends with its slot.
+    struct Rig {
+        client: TcpStream,
+        activity: Arc<Activity>,
+        call: Slot,
+        stop: watch::Sender<bool>,
+        serving: JoinHandle<()>,
+        _threads: NetworkThreads,
+        server: Server,
+        _dir: TempDir,
+    }
+
+    impl Rig {
+        async fn new() -> Self {
+            let dir = directory();
+            let server = Server::start(config(dir.path(), "", "")).await.unwrap();
+            let service = Arc::clone(server.service());
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+            let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (accepted, address) = listener.accept().unwrap();
+            let permit = service.connections.enter(address, || false).await.unwrap();
+            let activity = Arc::clone(&permit.activity);
+            let mut call = activity.slot(0).await.unwrap();
+            call.begin_call();
+            let (stop, stopped) = watch::channel(false);
+            let threads = NetworkThreads::start(&service.busy_polls).unwrap();
+            let (thread, flow) = threads.join(activity.client());
+            let programs = Programs::Files(NfsVersions::V3);
+            let place = (permit, flow);
+            let serving = super::super::serve(service, programs, accepted, place, stopped, LIMIT);
+            let serving = thread.spawn(serving);
+            let (_threads, _dir) = (threads, dir);
+            Self { client, activity, call, stop, serving, server, _threads, _dir }
+        }
+
+        /// Whether the server has ended the stream.
+        fn is_closed(&mut self) -> bool {
+            self.client.set_read_timeout(Some(MUCH_LONGER)).unwrap();
+            match self.client.read(&mut [0]) {
+                Ok(bytes) => bytes == 0,
+                Err(error) => error.kind() != ErrorKind::WouldBlock,
+            }
+        }
+
+        /// Ends the call, and so the connection.
+        async fn end(self) {
+            drop(self.call);
+            timeout(Duration::from_secs(10), self.serving).await.expect("it ends").unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn last_call_of_an_evicted_connection_has_a_limit_and_counts_until_it_ends() {
+        let mut rig = Rig::new().await;
+        drop(rig.server.service().connections.evict_peer(Ipv4Addr::LOCALHOST.into()));
+        assert!(rig.is_closed());
+        assert!(!rig.serving.is_finished());
+        // The server does not go on without it either.
+        rig.stop.send_replace(true);
+        assert!(timeout(MUCH_LONGER, &mut rig.serving).await.is_err());
+        assert_eq!(rig.activity.calls(), 1);
+        rig.end().await;
+    }
+
+    #[tokio::test]
+    async fn last_call_has_no_limit_of_its_own_when_the_server_stops() {
+        let mut rig = Rig::new().await;
+        rig.stop.send_replace(true);
+        assert!(!rig.is_closed(), "it could not be answered");
+        assert!(!rig.serving.is_finished());
+        rig.end().await;
     }
 }
