@@ -153,6 +153,7 @@ pub(crate) async fn serve(
         Arc::clone(&service.buffers),
         Arc::clone(&activity.peer_wait),
         service.idle_timeout,
+        Arc::clone(activity.slots()),
     );
     let flow = Arc::new(flow);
     let mut sender = tokio::spawn({

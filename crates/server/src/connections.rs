@@ -206,6 +206,11 @@ impl Activity {
         }
     }
 
+    /// The slots of its calls.
+    pub(crate) fn slots(&self) -> &Arc<Slots> {
+        &self.slots
+    }
+
     /// Waits for the slot of the next call, while all but `withheld` are in use. `None` if the
     /// connection has to end: after [`Self::calls_ended`] its client's state may be gone.
     pub(crate) async fn slot(&self, withheld: usize) -> Option<Slot> {

@@ -25,6 +25,7 @@ use tokio::time::{Instant, Sleep};
 
 use super::pace::{Pace, WINDOW};
 use super::peer_wait::PeerWait;
+use super::slots::Slots;
 use super::source::Source;
 use super::staging::{STAGING_BYTES, Staging};
 use crate::record::{Fragments, MARK_ROOM, Next, TooLong};
@@ -34,6 +35,9 @@ use crate::record::{Fragments, MARK_ROOM, Next, TooLong};
 pub const HEAD_BYTES_MAX: usize = 16 * 1024;
 /// How long a peer may take between two parts of one record.
 const STALL_MAX: Duration = Duration::from_secs(30);
+/// While calls are at work, their end is looked for so often within the time that a connection may
+/// be idle, which begins then.
+const BUSY_CHECKS: u32 = 8;
 
 /// What follows the received bytes of a record's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,6 +120,8 @@ pub struct Receiver<S> {
     buffers: Arc<BufferPool>,
     /// How long the connection may be idle between two calls.
     idle_timeout: Duration,
+    /// It is not idle while one of its calls is at work.
+    slots: Arc<Slots>,
     staging: Staging,
     /// The longest payload of the current record.
     payload_bytes_max: u32,
@@ -131,13 +137,14 @@ pub struct Receiver<S> {
 
 impl<S: Source> Receiver<S> {
     /// Of a connection of `client`, whose waits for the peer are noted in `peer_wait`. It may be
-    /// idle for `idle_timeout` between two calls.
+    /// idle for `idle_timeout` between two calls, of which those that are at work have `slots`.
     pub fn new(
         stream: S,
         client: ClientId,
         buffers: Arc<BufferPool>,
         peer_wait: Arc<PeerWait>,
         idle_timeout: Duration,
+        slots: Arc<Slots>,
     ) -> Self {
         Self {
             stream,
@@ -145,6 +152,7 @@ impl<S: Source> Receiver<S> {
             client,
             buffers,
             idle_timeout,
+            slots,
             staging: Staging::default(),
             payload_bytes_max: 0,
             fragments: Fragments::new(0),
@@ -230,7 +238,7 @@ impl<S: Source> Receiver<S> {
                 0 => STAGING_BYTES,
                 expected => expected,
             };
-            match self.stage(limit, self.idle_timeout).await {
+            match self.stage(limit).await {
                 Ok(0) => return Ok(false),
                 Ok(_) => {}
                 // Some clients end a connection by dropping it.
@@ -419,7 +427,7 @@ impl<S: Source> Receiver<S> {
                 }
                 if is_too_slow { Poll::Ready(Ok(0)) } else { read }
             };
-            match alarm.wait(patience, read_or_judge).await {
+            match alarm.wait(patience, || false, read_or_judge).await {
                 Ok(0) if is_too_slow => return Err(ReceiveError::TooSlow),
                 Ok(0) => return Err(ReceiveError::Cut),
                 Ok(received) => {
@@ -440,9 +448,10 @@ impl<S: Source> Receiver<S> {
 
     /// Reads at most `limit` bytes from the stream into the empty staging area, between two
     /// records.
-    async fn stage(&mut self, limit: usize, patience: Duration) -> Result<usize, ReceiveError> {
-        let Self { stream, alarm, staging, .. } = self;
-        alarm.wait(patience, |cx| staging.poll_fill(stream, cx, limit)).await
+    async fn stage(&mut self, limit: usize) -> Result<usize, ReceiveError> {
+        let Self { stream, alarm, staging, idle_timeout, slots, .. } = self;
+        let is_busy = || slots.calls() > 0;
+        alarm.wait(*idle_timeout, is_busy, |cx| staging.poll_fill(stream, cx, limit)).await
     }
 }
 
@@ -460,30 +469,38 @@ impl Alarm {
         Self { timer: Box::pin(tokio::time::sleep(patience)), peer_wait }
     }
 
-    /// Polls `read` until it is ready, waiting at most `patience`.
+    /// Polls `read` until it is ready, waiting at most `patience`, from when `is_busy` is not.
     async fn wait(
         &mut self,
         patience: Duration,
+        is_busy: impl Fn() -> bool,
         mut read: impl FnMut(&mut Context<'_>) -> Poll<std::io::Result<usize>>,
     ) -> Result<usize, ReceiveError> {
-        let mut deadline = None;
+        let period = |is_busy| if is_busy { patience / BUSY_CHECKS } else { patience };
+        let (mut deadline, mut was_busy) = (None, false);
         poll_fn(|cx| {
             if let Poll::Ready(result) = read(cx) {
                 return Poll::Ready(result.map_err(Into::into));
             }
-            let deadline = *deadline.get_or_insert_with(|| {
+            let deadline = deadline.get_or_insert_with(|| {
                 let now = Instant::now();
                 self.peer_wait.begin(now);
-                now + patience
+                was_busy = is_busy();
+                now + period(was_busy)
             });
-            if self.timer.deadline() > deadline {
-                self.timer.as_mut().reset(deadline);
+            if self.timer.deadline() > *deadline {
+                self.timer.as_mut().reset(*deadline);
             }
             while self.timer.as_mut().poll(cx).is_ready() {
-                if Instant::now() >= deadline {
-                    return Poll::Ready(Err(ReceiveError::Silent(patience)));
+                let now = Instant::now();
+                if now >= *deadline {
+                    if !was_busy {
+                        return Poll::Ready(Err(ReceiveError::Silent(patience)));
+                    }
+                    was_busy = is_busy();
+                    *deadline = now + period(was_busy);
                 }
-                self.timer.as_mut().reset(deadline);
+                self.timer.as_mut().reset(*deadline);
             }
             Poll::Pending
         })

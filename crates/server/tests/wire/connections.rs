@@ -128,10 +128,18 @@ fn idle_connections_of_one_peer_lock_out_no_client() {
 /// A server, its frozen disk, a client, and a SETATTR that is not answered before the disk takes
 /// changes again. `None`, with the reason printed, if no disk can be frozen here.
 fn with_a_frozen_disk() -> Option<(Fixture, Mounted, Client, Frozen, Vec<u8>)> {
+    with_settings_and_a_frozen_disk("")
+}
+
+/// As [`with_a_frozen_disk`], with settings of the server.
+fn with_settings_and_a_frozen_disk(
+    settings: &str,
+) -> Option<(Fixture, Mounted, Client, Frozen, Vec<u8>)> {
     if !is_root() {
         return None;
     }
-    let (fixture, disk) = Fixture::over(NETWORK, Mounted::ext4_export)?;
+    let config = format!("{settings}\n{NETWORK}");
+    let (fixture, disk) = Fixture::over(&config, Mounted::ext4_export)?;
     let (mut client, root) = fixture.mounted();
     let object = client.create(root, "f");
     let frozen = Frozen::at(&fixture.path("export"));
@@ -156,6 +164,20 @@ fn a_closed_connection_counts_until_its_calls_end() {
     drop(frozen);
     open_connections_fall_to(&fixture, 1);
     first.null();
+}
+
+#[test]
+fn connection_with_a_call_at_work_is_not_idle() {
+    let frozen = with_settings_and_a_frozen_disk("idle_timeout = \"1s\"");
+    let Some((fixture, _disk, mut client, frozen, setattr)) = frozen else { return };
+    client.send_record(&setattr);
+    std::thread::sleep(Duration::from_millis(2500));
+    drop(frozen);
+    assert!(client.receive_record().is_some(), "the call is answered");
+    let answered = Instant::now();
+    assert!(client.is_closed_by_server());
+    assert!(answered.elapsed() > Duration::from_millis(900), "the clock starts at its end");
+    assert_eq!(fixture.counter(Counter::BrokenConnections), 0);
 }
 
 fn drop_client(monitor: &Monitor, address: Ipv4Addr) -> DroppedClient {

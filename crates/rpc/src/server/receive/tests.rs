@@ -39,6 +39,7 @@ struct Rig {
     peer: DuplexStream,
     receiver: Receiver<DuplexStream>,
     buffers: Arc<BufferPool>,
+    slots: Arc<Slots>,
 }
 
 impl Rig {
@@ -50,8 +51,16 @@ impl Rig {
         let (peer, stream) = duplex(STREAM_BYTES);
         let buffers = BufferPool::new(1 << 20);
         let peer_wait = Arc::new(PeerWait::new(Instant::now()));
-        let receiver = Receiver::new(stream, 1, Arc::clone(&buffers), peer_wait, idle_timeout);
-        Self { peer, receiver, buffers }
+        let slots = Slots::new(2);
+        let receiver = Receiver::new(
+            stream,
+            1,
+            Arc::clone(&buffers),
+            peer_wait,
+            idle_timeout,
+            Arc::clone(&slots),
+        );
+        Self { peer, receiver, buffers, slots }
     }
 
     async fn send(&mut self, bytes: &[u8]) {
@@ -384,6 +393,31 @@ fn peer_without_calls_is_idle() {
 }
 
 #[test]
+fn peer_is_idle_from_the_end_of_its_last_call_on() {
+    let ms = Duration::from_millis;
+    run(async {
+        tokio::time::pause();
+        // A call that ends before the time is over, and one that takes longer.
+        for call_ms in [15, 55] {
+            let mut rig = Rig::with(ms(20));
+            let mut call = rig.slots.take(0).await;
+            call.begin_call();
+            let began = Instant::now();
+            let ending = async {
+                tokio::time::sleep(ms(call_ms)).await;
+                drop(call);
+            };
+            let (end, ()) = tokio::join!(next_of(&mut rig.receiver), ending);
+            assert!(matches!(end, Err(ReceiveError::Idle(patience)) if patience == ms(20)));
+            let idle = began.elapsed() - ms(call_ms);
+            assert!(idle >= ms(20), "closed after {idle:?}");
+            // The end of a call is seen a little later, and timers have milliseconds.
+            assert!(idle <= ms(20 + 3 + 4), "closed after {idle:?}");
+        }
+    });
+}
+
+#[test]
 fn without_memory_the_peer_waits() {
     run(async {
         let mut rig = Rig::new();
@@ -497,7 +531,7 @@ async fn is_given_up(
     (cuts, at_once): (&[usize], usize),
     requests: &[ClientId],
 ) -> bool {
-    let Rig { mut peer, mut receiver, buffers } = Rig::with(Duration::from_secs(60));
+    let Rig { mut peer, mut receiver, buffers, .. } = Rig::with(Duration::from_secs(60));
     let mut call = write_call(0, &data(1000));
     call.extend([0; 100]);
     let bytes = in_fragments(&call, cuts);

@@ -71,7 +71,9 @@ impl Rig {
         let programs = Programs::Files(crate::config::NfsVersions::V3);
         let peer = Peer { address, connection: ConnectionId(1), programs };
         let wait = Arc::clone(&activity.peer_wait);
-        let receiver = Receiver::new(socket.reader(), 1, buffers, wait, service.idle_timeout);
+        let slots = Arc::clone(activity.slots());
+        let reader = socket.reader();
+        let receiver = Receiver::new(reader, 1, buffers, wait, service.idle_timeout, slots);
         let replies = Arc::new(replies);
         let mut sender = JoinSet::new();
         sender.spawn({
