@@ -119,4 +119,5 @@ pub use streams::{CHUNK_BYTES, Stream, Streams};
 pub use time_slice::take_short_slices;
 pub use write_behind::{
     Reservation, WriteBehind, WriteBehindConfig, WriteBehindCounts, WriteBehindFile, WriteIntent,
+    discard_error,
 };

@@ -49,6 +49,7 @@ use std::time::Duration;
 use crate::engine::DeviceNumber;
 use crate::sync::{Mutex, MutexGuard};
 pub use file::{WriteBehindFile, WriteIntent};
+pub use pages::discard_error;
 pub use shared::Reservation;
 use shared::Shared;
 use window::Window;

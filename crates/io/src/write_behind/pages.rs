@@ -64,6 +64,19 @@ pub(super) fn finish_file(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
     }
 }
 
+/// Takes the error of the disk, if there is one, that the kernel would report by the next flush of
+/// this open file. Waits for the first page alone, where a range can be waited for; otherwise
+/// flushes the file.
+pub fn discard_error(fd: BorrowedFd<'_>) {
+    let first = ByteRange::between(0, 1);
+    // An error is what is to be discarded, and a refusal is one of a file without pages.
+    let _ = match Method::of(fd) {
+        Method::Ranges => sync_file_range(fd, first, libc::SYNC_FILE_RANGE_WAIT_BEFORE),
+        Method::WholeFile => fdatasync(fd),
+        Method::Nothing => Ok(()),
+    };
+}
+
 /// Drops the clean pages of `range`; returns the parts that are still cached.
 pub(super) fn drop_pages(fd: BorrowedFd<'_>, range: ByteRange) -> Vec<ByteRange> {
     // Advice is refused only for what is no file, which is then found cached or not, like the rest.

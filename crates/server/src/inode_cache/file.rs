@@ -1,6 +1,6 @@
 //! What the server keeps of a regular file: once for all exports, and for each export.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -34,12 +34,20 @@ pub(crate) struct FileState {
     /// Its part of the write-behind window.
     pub(super) window: OnceLock<Arc<WriteBehindFile>>,
     writers: Mutex<Writers>,
-    /// The descriptors for writing of all exports, in the order in which they were opened.
-    written_through: Mutex<Vec<Weak<OwnedFd>>>,
+    /// The descriptors of all exports that a flush or the window may use, in the order in which
+    /// they were opened. To each of them the kernel reports an error of the disk once.
+    flushed_through: Mutex<Vec<FlushDescriptor>>,
     /// Writers that take turns in it have drifted further apart than the window reaches.
     outreaches_window: AtomicBool,
     /// An export has closed it for writing because it was not written.
     was_closed: AtomicBool,
+}
+
+/// A descriptor that a flush or the window may use.
+struct FlushDescriptor {
+    fd: Weak<OwnedFd>,
+    /// It is open for writing, and not given up.
+    is_writer: bool,
 }
 
 /// No user has this id (`Identity`).
@@ -70,7 +78,7 @@ impl Default for FileState {
             kept_end: AtomicU64::new(0),
             window: OnceLock::new(),
             writers: Mutex::default(),
-            written_through: Mutex::default(),
+            flushed_through: Mutex::default(),
             outreaches_window: AtomicBool::new(false),
             was_closed: AtomicBool::new(false),
         }
@@ -108,25 +116,48 @@ impl FileState {
 
     /// Notes a descriptor that is open for writing.
     pub(super) fn note_writer(&self, fd: &Arc<OwnedFd>) {
-        let mut writers = self.written_through.lock().unwrap_or_else(PoisonError::into_inner);
-        writers.retain(|writer| writer.strong_count() > 0);
-        if !writers.iter().any(|writer| std::ptr::eq(writer.as_ptr(), Arc::as_ptr(fd))) {
-            writers.push(Arc::downgrade(fd));
+        self.note_descriptor(fd, true);
+    }
+
+    /// Notes a descriptor that is open for reading, which a flush takes if there is none for
+    /// writing.
+    pub(super) fn note_reader(&self, fd: &Arc<OwnedFd>) {
+        self.note_descriptor(fd, false);
+    }
+
+    fn note_descriptor(&self, fd: &Arc<OwnedFd>, is_writer: bool) {
+        let mut descriptors = self.lock_flushed_through();
+        descriptors.retain(|known| known.fd.strong_count() > 0);
+        if !descriptors.iter().any(|known| known.is(fd)) {
+            descriptors.push(FlushDescriptor { fd: Arc::downgrade(fd), is_writer });
         }
     }
 
-    /// Forgets one through which all that was written has been flushed.
+    /// No flush takes this descriptor any more: all that was written through it has been flushed.
+    /// The window may use it still.
     fn forget_writer(&self, fd: &Arc<OwnedFd>) {
-        let mut writers = self.written_through.lock().unwrap_or_else(PoisonError::into_inner);
-        writers.retain(|writer| !std::ptr::eq(writer.as_ptr(), Arc::as_ptr(fd)));
+        let mut descriptors = self.lock_flushed_through();
+        descriptors.iter_mut().filter(|known| known.is(fd)).for_each(|it| it.is_writer = false);
     }
 
     /// The descriptor that has been open for writing for longest, in any export: to it the kernel
     /// reports every error of the disk since. What was written through one that is closed was
     /// flushed before.
     pub(super) fn oldest_writer(&self) -> Option<Arc<OwnedFd>> {
-        let writers = self.written_through.lock().unwrap_or_else(PoisonError::into_inner);
-        writers.iter().find_map(Weak::upgrade)
+        let descriptors = self.lock_flushed_through();
+        descriptors.iter().filter(|known| known.is_writer).find_map(|known| known.fd.upgrade())
+    }
+
+    /// Takes from each open descriptor the error of the disk that the kernel would report by it.
+    /// May block.
+    pub(super) fn discard_errors(&self) {
+        let open: Vec<_> =
+            self.lock_flushed_through().iter().filter_map(|known| known.fd.upgrade()).collect();
+        open.iter().for_each(|fd| io::discard_error(fd.as_fd()));
+    }
+
+    fn lock_flushed_through(&self) -> MutexGuard<'_, Vec<FlushDescriptor>> {
+        self.flushed_through.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Its view of the server's window. The file lies on `device`.
@@ -156,6 +187,12 @@ impl FileState {
             self.outreaches_window.store(true, Ordering::Relaxed);
         }
         self.outreaches_window.load(Ordering::Relaxed)
+    }
+}
+
+impl FlushDescriptor {
+    fn is(&self, fd: &Arc<OwnedFd>) -> bool {
+        std::ptr::eq(self.fd.as_ptr(), Arc::as_ptr(fd))
     }
 }
 

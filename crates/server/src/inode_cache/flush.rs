@@ -73,7 +73,11 @@ impl Inode {
             (None, _) => rustix::fs::syncfs(self.root.directory()),
         };
         // The window waits for write-back on the same descriptor: each takes errors of the other.
-        Ok(self.state.flush_with_window(|| Ok(flush()?))?)
+        let flushed = self.state.flush_with_window(|| Ok(flush()?));
+        if flushed.is_err() {
+            self.state.discard_errors();
+        }
+        Ok(flushed?)
     }
 }
 

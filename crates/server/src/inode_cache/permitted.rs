@@ -371,10 +371,11 @@ impl Inode {
     fn open_for_reading(&self) -> Option<Result<Arc<OwnedFd>, Status>> {
         let reopen = |flags| self.reopen(flags).map(Arc::new);
         let opened = match &self.contents {
-            Contents::File(file) => Some(
-                reopen(OFlags::RDONLY | OFlags::NONBLOCK)
-                    .map(|fd| file.descriptors().read.get_or_insert(fd).clone()),
-            ),
+            Contents::File(file) => Some(reopen(OFlags::RDONLY | OFlags::NONBLOCK).map(|fd| {
+                let kept = file.descriptors().read.get_or_insert(fd).clone();
+                file.state.note_reader(&kept);
+                kept
+            })),
             Contents::Directory(directory) => Some(
                 reopen(OFlags::RDONLY | OFlags::DIRECTORY)
                     .map(|fd| directory.reader.get_or_init(|| fd).clone()),

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use io::{KernelHandle, WriteBehindFile};
 use rustix::fs::FileType;
+use rustix::io::Errno;
 
 use super::delegation_gate::{DelegationGate, DelegationGates};
 use super::file::FileState;
@@ -140,6 +141,21 @@ impl InodeState {
             Some(window) => window.flush(|| synced),
             None => synced,
         }
+    }
+
+    /// Has no later flush report the errors of the disk so far, which each open descriptor of the
+    /// file would report once more. To be called between a flush that failed and
+    /// [`Self::note_failure`]: whatever data such an error is about was written before, so its
+    /// client finds another verifier, and its stable WRITE another [`Self::failures`]. May block.
+    pub(super) fn discard_errors(&self) {
+        let Some(file) = &self.file else { return };
+        let discard = || {
+            file.discard_errors();
+            Err(Errno::IO.into())
+        };
+        // As a flush that fails: what the window finishes meanwhile stays in the page cache, for
+        // its error may be among them, and an error of the window is taken.
+        let _ = self.flush_with_window(discard);
     }
 
     fn window(&self) -> Option<&Arc<WriteBehindFile>> {

@@ -151,13 +151,19 @@ pub(crate) fn lying_disk(dir: &Path) -> Option<(Mounted, Mounted)> {
 }
 
 fn on_lying_disk(body: impl FnOnce(&Fixture, Client, FileHandle)) {
+    on_lying_disk_in("auto", body);
+}
+
+/// As [`on_lying_disk`], with a mode for WRITEs.
+fn on_lying_disk_in(mode: &str, body: impl FnOnce(&Fixture, Client, FileHandle)) {
     if !is_root() {
         return;
     }
     let mut mounts = None;
     let exports = ["/export", "/second"].map(|name| {
         format!(
-            "[[export]]\npath = \"$DIR/export\"\nname = \"{name}\"\nsquash = \"none\"\nsync = false\n"
+            "[[export]]\npath = \"$DIR/export\"\nname = \"{name}\"\nsquash = \"none\"\n\
+             sync = false\nio_cache_write = \"{mode}\"\n"
         )
     });
     let fixture = Fixture::prepared(&exports.concat(), |dir| mounts = lying_disk(dir));
@@ -298,6 +304,58 @@ fn an_error_reported_by_a_file_closed_for_writing_is_not_reported_again() {
         ok(client.setattr(file, mode(0o600)));
         assert_eq!(ok(client.commit(file)).verifier, verifier);
     });
+}
+
+#[test]
+fn an_error_reported_through_one_export_is_not_reported_again_through_another() {
+    send_again_through_another_export("buffered");
+}
+
+#[test]
+fn an_error_reported_through_one_export_is_not_met_again_by_the_window_of_another() {
+    send_again_through_another_export("dontcache");
+}
+
+/// Has a COMMIT fail through one export, and sends the data again through another, whose descriptor
+/// is the only one in the end.
+fn send_again_through_another_export(mode: &str) {
+    on_lying_disk_in(mode, |fixture, mut client, file| {
+        let block = [7; 1 << 16];
+        // The disk has room for what it has taken.
+        ok(client.write(file, 0, &block));
+        ok(client.commit(file));
+        let mut other = fixture.client();
+        let root = other.mnt("/second");
+        let found = other.find(root, "f");
+        let before = ok(other.write(found, 0, &block)).verifier;
+        write_much(&mut client, file);
+        let path = fixture.exported("f");
+        assert_eq!(writers_of(&path), 2);
+        refusal(client.commit(file));
+        let verifier = ok(other.commit(found)).verifier;
+        assert_ne!(verifier, before);
+        let is_closed = eventually(|| {
+            assert_eq!(ok(other.write(found, 0, &block)).verifier, verifier);
+            assert!(eventually(|| fixture.figure("window_bytes") == 0));
+            assert_eq!(ok(other.commit(found)).verifier, verifier);
+            writers_of(&path) == 1
+        });
+        assert!(is_closed, "the export that is not written keeps its descriptor");
+        ok(other.write(found, 0, &block));
+        assert_eq!(ok(other.commit(found)).verifier, verifier);
+    });
+}
+
+/// Descriptors of this process that are open for writing a file.
+fn writers_of(path: &Path) -> usize {
+    let is_writer = |fd: &std::fs::DirEntry| {
+        let info = Path::new("/proc/self/fdinfo").join(fd.file_name());
+        let info = std::fs::read_to_string(info).unwrap_or_default();
+        let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+        std::fs::read_link(fd.path()).is_ok_and(|of| of == path)
+            && flags.is_some_and(|flags| !flags.ends_with('0'))
+    };
+    std::fs::read_dir("/proc/self/fd").unwrap().flatten().filter(is_writer).count()
 }
 
 /// An export of the directory `export` that trusts its clients, with a mode for WRITEs.
