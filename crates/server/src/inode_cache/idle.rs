@@ -64,12 +64,16 @@ impl InodeCache {
                 }
             }
         }
+        for device in self.unflushed_devices() {
+            idle.entry(device).or_default();
+        }
         let claimed =
             |(device, listed)| Some(IdleInodes { listed, claim: self.busy.claim(device)? });
         idle.into_iter().filter_map(claimed).collect()
     }
 
-    /// Flushes and closes what [`Self::tick`] found idle, unless it was used since. Files that
+    /// Flushes and closes what [`Self::tick`] found idle, unless it was used since, and what has
+    /// left the table unflushed. Files that
     /// `is_held_for_writing` names stay open for writing. Waits for the disk, on the device's
     /// threads.
     pub(crate) async fn give_up(
@@ -80,7 +84,11 @@ impl InodeCache {
     ) {
         let IdleInodes { listed, claim } = idle;
         let share = Share::new(&engine.device(claim.device), 0);
-        share.run(self.give_up_listed(listed, engine, is_held_for_writing)).await;
+        let give_up = async {
+            self.flush_left(claim.device, engine).await;
+            self.give_up_listed(listed, engine, is_held_for_writing).await;
+        };
+        share.run(give_up).await;
         drop(claim);
     }
 

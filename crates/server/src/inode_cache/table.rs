@@ -1,7 +1,7 @@
 //! The table of open objects, and which of them make room for others.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -20,6 +20,7 @@ use super::state::InodeStates;
 use super::sweeps::Sweeps;
 use super::{Flush, Inode, InodeKey, RecallRequests};
 use crate::export::ExportRoot;
+use crate::fs::attributes_of_linked_or_not;
 
 /// Locks that the table is spread over.
 pub(super) const SHARDS: usize = 16;
@@ -43,8 +44,8 @@ pub(crate) struct InodeCache {
     pub(super) busy: BusyDevices,
     pub(super) closings: Closings,
     pub(super) sweeps: Sweeps,
-    /// Objects that left the table while calls used them, or while their device took no more: see
-    /// [`Self::close_left`].
+    /// Objects that left the table while calls used them, or while their device took no more, or
+    /// unflushed: see [`Self::close_left`].
     left: Mutex<Vec<Arc<Inode>>>,
 }
 
@@ -180,16 +181,40 @@ impl InodeCache {
     }
 
     /// Has the objects closed, on threads of their devices, that left the table before and are used
-    /// no more: the last close of a file may free its blocks. To be called once a second; does not
-    /// block.
+    /// no more: the last close of a file may free its blocks. Those that may have to be flushed are
+    /// left for [`Self::flush_left`]. To be called once a second; does not block.
     pub(crate) fn close_left(&self, engine: &Engine) {
-        drop(self.close(engine, self.take_left(|_| true)));
+        drop(self.close(engine, self.take_left(|inode| !is_unflushed(inode))));
     }
 
-    /// Those of the objects that left the table on the selected devices which no call uses.
-    pub(super) fn take_left(&self, selects: impl Fn(DeviceNumber) -> bool) -> Vec<Arc<Inode>> {
-        let leaves = |inode: &mut Arc<Inode>| selects(inode.root.device()) && is_unused(inode);
+    /// Flushes and closes the objects of a device that left the table unflushed, as a directory
+    /// that was moved out of its export. Waits for the disk, on the device's threads.
+    pub(super) async fn flush_left(&self, device: DeviceNumber, engine: &Engine) {
+        let left = self.take_left(|inode| inode.root.device() == device && is_unflushed(inode));
+        for inode in left {
+            let named = Arc::clone(&inode);
+            if !engine.data(move || has_no_name(named.fd())).await {
+                inode.flush_before_leaving(engine).await;
+            }
+            engine.data(move || drop(inode)).await;
+        }
+    }
+
+    /// The devices of objects that left the table unflushed.
+    pub(super) fn unflushed_devices(&self) -> Vec<DeviceNumber> {
+        let left = self.lock_left();
+        left.iter().filter(|inode| is_unflushed(inode)).map(|inode| inode.root.device()).collect()
+    }
+
+    /// Those of the objects that left the table which are selected and which no call uses.
+    pub(super) fn take_left(&self, selects: impl Fn(&Inode) -> bool) -> Vec<Arc<Inode>> {
+        let leaves = |inode: &mut Arc<Inode>| selects(inode) && is_unused(inode);
         self.lock_left().extract_if(.., leaves).collect()
+    }
+
+    /// Gives objects back that [`Self::take_left`] returned.
+    pub(super) fn put_back_left(&self, left: Vec<Arc<Inode>>) {
+        self.lock_left().extend(left);
     }
 
     /// Objects that left the table and are not closed yet, but for those that threads of their
@@ -271,7 +296,9 @@ impl InodeCache {
             }
             self.close_and_wait(engine, leaving, device).await;
         }
-        self.close_and_wait(engine, self.take_left(|_| true), device).await;
+        self.flush_left(device, engine).await;
+        let left = self.take_left(|inode| !is_unflushed(inode));
+        self.close_and_wait(engine, left, device).await;
     }
 
     /// Gives up a part of the objects that need no flush, on whatever device, and leaves closing
@@ -297,6 +324,7 @@ impl InodeCache {
         for shard in &self.shards {
             dirty.extend(lock(shard).files.values().filter(|file| file.is_dirty()).cloned());
         }
+        dirty.extend(self.lock_left().iter().filter(|inode| is_unflushed(inode)).cloned());
         let mut devices = JoinSet::new();
         for (device, files) in by_device(dirty) {
             let engine = Arc::clone(engine);
@@ -408,6 +436,16 @@ pub(super) fn by_device(files: Vec<Arc<Inode>>) -> HashMap<DeviceNumber, Vec<Arc
     by_device
 }
 
+/// Whether an object has changes that no flush has covered, and may have a name. One that has lost
+/// its last name is reached by no client again.
+fn is_unflushed(inode: &Inode) -> bool {
+    inode.is_dirty() && !inode.is_over()
+}
+
+pub(super) fn has_no_name(fd: BorrowedFd<'_>) -> bool {
+    attributes_of_linked_or_not(fd).is_ok_and(|now| now.nlink == 0)
+}
+
 /// Whether no call uses an object. Under the shard's lock, or out of the table, no new reference
 /// can be taken, so an unused one stays unused.
 pub(super) fn is_unused(inode: &Arc<Inode>) -> bool {
@@ -475,6 +513,41 @@ mod tests {
             cache.close_left(&engine);
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
+    }
+
+    #[tokio::test]
+    async fn objects_that_left_the_table_unflushed_are_flushed_unless_they_are_deleted() {
+        let (cache, engine) = (InodeCache::new(1000), engine(1));
+        let export = TestExport::in_directory(&cache, 1, &std::env::temp_dir());
+        let leave = |key: &InodeKey| {
+            let inode = cache.find(key).unwrap();
+            inode.note_change();
+            cache.forget(key);
+            Arc::clone(&inode.state)
+        };
+        let (moved, deleted) = (leave(&export.directory), leave(&export.file));
+        export.remove_file();
+        cache.close_left(&engine);
+        assert_eq!(cache.left_len(), 2, "this thread must not wait for the disk");
+        for idle in cache.tick() {
+            cache.give_up(idle, &engine, |_| false).await;
+        }
+        assert_eq!(cache.left_len(), 0);
+        assert!(!moved.is_dirty());
+        assert!(deleted.is_dirty());
+        let closed = [moved, deleted].map(|state| Arc::strong_count(&state));
+        assert_eq!(closed, [1, 1]);
+    }
+
+    #[tokio::test]
+    async fn objects_that_left_the_table_are_flushed_at_the_end_of_the_server() {
+        let (cache, engine) = (InodeCache::new(1000), engine(1));
+        let export = TestExport::in_directory(&cache, 1, &std::env::temp_dir());
+        let used = cache.find(&export.directory).unwrap();
+        used.note_change();
+        cache.forget(&export.directory);
+        cache.flush_all(&engine).await;
+        assert!(!used.is_dirty());
     }
 
     #[tokio::test]

@@ -65,6 +65,11 @@ impl TestExport {
         }
     }
 
+    /// Removes the file, as a local program does.
+    pub(super) fn remove_file(&self) {
+        std::fs::remove_file(self.dir.path().join("f")).unwrap();
+    }
+
     pub(super) fn device(&self) -> Device {
         attributes_of(std::fs::File::open(self.dir.path()).unwrap()).unwrap().device
     }

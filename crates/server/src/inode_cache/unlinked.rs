@@ -6,7 +6,7 @@
 //! Elsewhere such a file keeps its blocks until it is idle.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -15,9 +15,8 @@ use io::{DeviceNumber, Engine, Share};
 use tokio::sync::OwnedMutexGuard;
 
 use super::sweeps::LastSweeps;
-use super::table::{is_unused, lock};
+use super::table::{has_no_name, is_unused, lock};
 use super::{Inode, InodeCache, InodeKey};
-use crate::fs::attributes_of_linked_or_not;
 
 /// Objects of a shard whose link count is read in one sweep: 16,384 of the whole table, which takes
 /// a thread about 10 ms. Larger tables take turns.
@@ -122,27 +121,33 @@ impl InodeCache {
             if leaves { shard.files.swap_remove(key) } else { None }
         };
         let leaving: Vec<Arc<Inode>> = unlinked.await.iter().filter_map(leave).collect();
-        let left = self.take_left(|of| of == device);
+        let left = self.take_left(|inode| inode.root.device() == device);
         if leaving.is_empty() && left.is_empty() {
             return false;
         }
         // The last close of a file frees its blocks, which may wait for the disk.
         let close = move || {
+            let mut unflushed = Vec::new();
+            let mut has_closed = false;
             // One at a time, for several exports may have had it open. What another one still uses
             // stays in the window, and what was left may have a name.
             for inode in leaving.into_iter().chain(left) {
-                if has_no_name(inode.fd()) && inode.has_state_alone() {
+                let has_name = !has_no_name(inode.fd());
+                if has_name && inode.is_dirty() {
+                    unflushed.push(inode);
+                    continue;
+                }
+                if !has_name && inode.has_state_alone() {
                     inode.release();
                 }
+                has_closed = true;
             }
+            (has_closed, unflushed)
         };
-        engine.data(close).await;
-        true
+        let (has_closed, unflushed) = engine.data(close).await;
+        self.put_back_left(unflushed);
+        has_closed
     }
-}
-
-fn has_no_name(fd: BorrowedFd<'_>) -> bool {
-    attributes_of_linked_or_not(fd).is_ok_and(|now| now.nlink == 0)
 }
 
 #[cfg(test)]
