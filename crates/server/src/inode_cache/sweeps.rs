@@ -1,14 +1,20 @@
 //! Searches for deleted files: one on each device at a time.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use io::DeviceNumber;
 
+use super::InodeKey;
+
 /// The last sweeps of each device, locked during one.
 #[derive(Default)]
-pub(super) struct Sweeps(Mutex<HashMap<DeviceNumber, Arc<tokio::sync::Mutex<LastSweeps>>>>);
+pub(super) struct Sweeps {
+    last: Mutex<HashMap<DeviceNumber, Arc<tokio::sync::Mutex<LastSweeps>>>>,
+    /// Objects that sweeps have taken out of the table and are closing, and their devices.
+    closing: Mutex<HashMap<InodeKey, DeviceNumber>>,
+}
 
 /// The last sweeps of a device.
 #[derive(Default)]
@@ -21,7 +27,16 @@ pub(super) struct LastSweeps {
 
 impl Sweeps {
     pub(super) fn of(&self, device: DeviceNumber) -> Arc<tokio::sync::Mutex<LastSweeps>> {
-        let mut devices = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut devices = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(devices.entry(device).or_default())
+    }
+
+    /// Waits for the end of the sweep of a device that is under way.
+    pub(super) async fn ended(&self, device: DeviceNumber) {
+        drop(self.of(device).lock().await);
+    }
+
+    pub(super) fn closing(&self) -> MutexGuard<'_, HashMap<InodeKey, DeviceNumber>> {
+        self.closing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

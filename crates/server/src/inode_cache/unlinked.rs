@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use io::{DeviceNumber, Engine, Share};
+use io::{DeviceNumber, Engine, Identity, Share};
 use tokio::sync::OwnedMutexGuard;
 
 use super::sweeps::LastSweeps;
@@ -115,12 +115,8 @@ impl InodeCache {
             let unlinked = candidates.into_iter().filter(|(_, fd)| has_no_name(fd.as_fd()));
             unlinked.map(|(key, _)| key).collect::<Vec<_>>()
         });
-        let leave = |key: &InodeKey| {
-            let mut shard = self.shard(key);
-            let leaves = shard.files.get(key).is_some_and(is_unused);
-            if leaves { shard.files.swap_remove(key) } else { None }
-        };
-        let leaving: Vec<Arc<Inode>> = unlinked.await.iter().filter_map(leave).collect();
+        let unlinked = unlinked.await;
+        let leaving: Vec<_> = unlinked.iter().filter_map(|key| self.leave(key, device)).collect();
         let left = self.take_left(|inode| inode.root.device() == device);
         if leaving.is_empty() && left.is_empty() {
             return false;
@@ -146,7 +142,44 @@ impl InodeCache {
         };
         let (has_closed, unflushed) = engine.data(close).await;
         self.put_back_left(unflushed);
+        let mut closing = self.sweeps.closing();
+        for key in &unlinked {
+            closing.remove(key);
+        }
         has_closed
+    }
+
+    /// Takes an object of a device out of the table, unless a call uses it. It counts as being
+    /// closed.
+    fn leave(&self, key: &InodeKey, device: DeviceNumber) -> Option<Arc<Inode>> {
+        let mut shard = self.shard(key);
+        shard.files.get(key).filter(|inode| is_unused(inode))?;
+        // Under the lock: it is found in one of the two places.
+        self.sweeps.closing().insert(*key, device);
+        shard.files.swap_remove(key)
+    }
+
+    /// Closes an object that has lost its last name, so that its blocks are free when this returns.
+    /// Calls in progress keep it until they end, and opens until they are closed.
+    pub(crate) async fn close_removed(&self, key: &InodeKey, engine: &Engine) {
+        let Some(inode) = self.take_unlinked(key) else {
+            let swept = self.sweeps.closing().get(key).copied();
+            if let Some(device) = swept {
+                self.sweeps.ended(device).await;
+            }
+            return;
+        };
+        let (device, base) = (inode.root.device(), Arc::downgrade(&inode.base));
+        if inode.is_in_window() {
+            engine.data(move || inode.release()).await;
+        } else {
+            // The server's own identity is there in any case.
+            let _ = engine.metadata(Identity::Server, move || drop(inode)).await;
+        }
+        // A sweep has listed it, and has its descriptor.
+        if base.strong_count() > 0 {
+            self.sweeps.ended(device).await;
+        }
     }
 }
 
@@ -229,6 +262,7 @@ mod tests {
             files.cache.give_up_unlinked(unused, &files.engine).await;
         }
         assert_eq!(files.found(), [true, false, true]);
+        assert!(files.cache.sweeps.closing().is_empty());
     }
 
     #[test]
@@ -244,6 +278,25 @@ mod tests {
         assert!(left.upgrade().is_some(), "it was not closed by its user");
         assert_eq!(cache.take_left(|_| true).len(), 1);
         assert!(left.upgrade().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_call_that_removes_a_file_waits_for_a_sweep_that_has_it() {
+        for is_taken in [false, true] {
+            let Some(files) = Deleted::new() else { return };
+            let (key, device) = (&files.keys[1], files.root.device());
+            let base = Arc::downgrade(&files.cache.find(key).unwrap().base);
+            let sweep = files.cache.unused().pop().unwrap();
+            let taken = if is_taken { files.cache.leave(key, device) } else { None };
+            assert_eq!(taken.is_some(), is_taken);
+            let mut removing = std::pin::pin!(files.cache.close_removed(key, &files.engine));
+            let wait = Duration::from_millis(10);
+            assert!(tokio::time::timeout(wait, removing.as_mut()).await.is_err(), "{is_taken}");
+            drop(taken);
+            files.cache.give_up_unlinked(sweep, &files.engine).await;
+            removing.await;
+            assert_eq!(base.strong_count(), 0);
+        }
     }
 
     #[tokio::test]

@@ -294,16 +294,7 @@ impl Vfs {
     /// Releases an object that has lost its last name, so that its blocks are free before the
     /// reply. Calls in progress keep it until they end, and opens until they are closed.
     pub(crate) async fn let_go(&self, key: &InodeKey) {
-        let Some(file) = self.inode_cache.take_unlinked(key) else { return };
-        if file.is_in_window() {
-            return self.engine.data(move || file.release()).await;
-        }
-        let close = move || {
-            drop(file);
-            Ok(())
-        };
-        // The server's own identity is there in any case.
-        let _ = self.in_metadata_lane(io::Identity::Server, close).await;
+        self.inode_cache.close_removed(key, &self.engine).await;
     }
 
     /// Runs a change of one directory as the caller, between its attributes before and after, and
