@@ -65,7 +65,10 @@ pub(crate) async fn run(options: &Options, console: &Console) -> io::Result<()> 
             continue;
         }
         if let Err(failure) = remover.argument(&mut session, target).await {
-            remover.complain(shown, &failure);
+            let is_missing = matches!(failure.errno(), Errno::NOENT | Errno::NOTDIR);
+            if !(options.force && is_missing) {
+                remover.complain(shown, &failure);
+            }
         }
     }
     Ok(())
@@ -90,7 +93,7 @@ impl Remover<'_> {
             self.say("removed", &place.shown);
         } else if self.options.recursive {
             let ancestors = Arc::new(Ancestors::root(Some(node.handle), &node.attributes));
-            self.tree(&remote, &place, node.handle, &ancestors).await;
+            self.tree(&remote, &place, node.handle, &ancestors).await?;
         } else if self.options.dir {
             remote.nfs.rmdir(place.dir, &place.name).await?;
             self.say("removed directory", &place.shown);
@@ -100,36 +103,41 @@ impl Remover<'_> {
         Ok(())
     }
 
-    /// Removes a directory with all its content; returns whether nothing is left. Reports its
-    /// failures itself, because each ends only a part of the work.
+    /// Removes a directory with all its content; returns whether it is gone. Of the entries below
+    /// it reports the failures itself, because each ends only a part of the work.
+    ///
+    /// # Errors
+    /// Those of the directory itself: of its listing and of RMDIR.
     async fn tree(
         &self,
         remote: &Remote,
         place: &Place,
         handle: FileHandle,
         ancestors: &Arc<Ancestors>,
-    ) -> bool {
+    ) -> Result<bool> {
         let mut passes = 0;
         loop {
             passes += 1;
             let Emptied { removed, kept } = match self.pass(remote, place, handle, ancestors).await
             {
                 Ok(emptied) => emptied,
-                Err(failure) => return self.complain(&place.shown, &failure),
+                // RMDIR finds out whether the name is still there.
+                Err(failure) if is_gone(failure.errno()) => Emptied { removed: false, kept: false },
+                Err(failure) => return Err(failure),
             };
             // The entries that could not be removed have been reported.
             if kept {
-                return false;
+                return Ok(false);
             }
             match remote.nfs.rmdir(place.dir, &place.name).await {
                 Ok(_) => {
                     self.say("removed directory", &place.shown);
-                    return true;
+                    return Ok(true);
                 }
                 // Some servers' cookies are positions: what is removed behind a reader hides
                 // entries from it. So the directory is read again as long as that finds any.
                 Err(error) if removed && passes < PASSES_MAX && is_not_empty(error.errno()) => {}
-                Err(error) => return self.complain(&place.shown, &error.into()),
+                Err(error) => return Err(error.into()),
             }
         }
     }
@@ -173,7 +181,16 @@ impl Remover<'_> {
                 }
             };
             let (below, chain) = (Place { dir: handle, name, shown }, Arc::new(chain));
-            let gone = Box::pin(self.tree(remote, &below, found.handle, &chain)).await;
+            let gone = match Box::pin(self.tree(remote, &below, found.handle, &chain)).await {
+                Ok(gone) => gone,
+                // It counts neither as removed, which would be a reason for another pass, nor as
+                // kept.
+                Err(failure) if is_gone(failure.errno()) => continue,
+                Err(failure) => {
+                    self.complain(&below.shown, &failure);
+                    false
+                }
+            };
             emptied.removed |= gone;
             emptied.kept |= !gone;
         }
@@ -194,8 +211,7 @@ impl Remover<'_> {
                 self.say("removed", &place.shown.join(&name));
             }
             Ok(Removal::Directory(node)) => dirs.push((name, node)),
-            // Another client removed it first.
-            Err(error) if error.errno() == Errno::NOENT => {}
+            Err(error) if is_gone(error.errno()) => {}
             Err(error) => {
                 emptied.kept = true;
                 self.complain(&place.shown.join(&name), &error.into());
@@ -209,13 +225,9 @@ impl Remover<'_> {
         }
     }
 
-    /// Reports why a file is still there, and returns that it is.
-    fn complain(&self, shown: &Shown, failure: &Failure) -> bool {
-        let missing = matches!(failure.errno(), Errno::NOENT | Errno::NOTDIR);
-        if !(self.options.force && missing) {
-            self.console.fail(format_args!("cannot remove {shown}: {failure}"));
-        }
-        false
+    /// Reports why a file is still there.
+    fn complain(&self, shown: &Shown, failure: &Failure) {
+        self.console.fail(format_args!("cannot remove {shown}: {failure}"));
     }
 }
 
@@ -258,6 +270,13 @@ async fn remove(
     };
     let removal = removal.await;
     (name, removal)
+}
+
+/// Whether an entry of a directory need not be removed any more: another client was first, or a
+/// call that was sent twice to a server that was restarted meanwhile. STALE if that is true of the
+/// directory as well. RMDIR of the argument, where this is an error, has the last word.
+fn is_gone(errno: Errno) -> bool {
+    matches!(errno, Errno::NOENT | Errno::STALE)
 }
 
 /// Whether this is why a directory stays.

@@ -17,6 +17,7 @@ mod interrupted;
 mod listing;
 mod output;
 mod relay;
+mod retried;
 #[path = "../skip/mod.rs"]
 mod skip;
 mod targets;

@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
 
+use proto::nfs3::{self, Procedure};
 use proto::oncrpc::decode_call;
 use proto::xdr::Reader;
 use rpc::record;
@@ -41,6 +42,22 @@ pub(crate) fn relay(
         }
     });
     format!("nfs://127.0.0.1:{port}/e")
+}
+
+/// As [`relay`], for the calls of one procedure by number and arguments.
+pub(crate) fn intercept(
+    server: &Server,
+    procedure: Procedure,
+    watch: impl Fn(u32, Reader<'_>) -> Option<Vec<u8>> + Send + Sync + 'static,
+) -> String {
+    relay(server, move |message| match message {
+        Message::Call { xid, program: nfs3::PROGRAM, procedure: called, arguments }
+            if called == procedure as u32 =>
+        {
+            watch(xid, arguments)
+        }
+        _ => None,
+    })
 }
 
 /// Relays both ways on threads of their own. The end of one is the end of both.
