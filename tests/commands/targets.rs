@@ -5,11 +5,13 @@ use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
+use proto::nfs3::Procedure;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use crate::fixture::{
     Server, assert_exit, assert_same_data, pattern, run, spillway, succeeded, text, wait_for,
 };
+use crate::relay::intercept;
 use crate::skip::skip;
 
 /// More than a job writes at once.
@@ -50,6 +52,50 @@ fn second_argument_with_the_name_of_the_first_is_refused() {
         succeeded(run(["cp", "-n", &a, &b, &to("to")]));
         assert_same_data(root.join("a/data"), root.join("to/data"));
     }
+}
+
+/// Lets `found` be there when CREATE of `/to` arrives, although a LOOKUP has not found it, and
+/// returns what `cp -n` of "ours" leaves there.
+fn copied_without_clobbering(found: &'static str) -> String {
+    let server = Server::start();
+    let (here, there) = (server.beside("here"), server.path("to"));
+    fs::write(&here, "ours").unwrap();
+    let made = there.clone();
+    let url = intercept(&server, Procedure::Create, move |_, _| {
+        fs::write(&made, found).unwrap();
+        None
+    });
+    succeeded(run(["cp", "-n", here.to_str().unwrap(), &format!("{url}/to")]));
+    fs::read_to_string(there).unwrap()
+}
+
+#[test]
+fn n_keeps_a_file_that_another_client_creates_meanwhile() {
+    assert_eq!(copied_without_clobbering("theirs"), "theirs");
+}
+
+#[test]
+fn n_fills_the_file_of_a_create_that_was_sent_twice() {
+    assert_eq!(copied_without_clobbering(""), "ours");
+}
+
+#[test]
+fn n_keeps_the_files_of_a_directory_that_another_client_creates_meanwhile() {
+    let server = Server::start();
+    let (here, there) = (server.beside("here"), server.path("to"));
+    fs::create_dir(&here).unwrap();
+    for name in ["kept", "new"] {
+        fs::write(here.join(name), "ours").unwrap();
+    }
+    let made = there.clone();
+    let url = intercept(&server, Procedure::Mkdir, move |_, _| {
+        fs::create_dir(&made).unwrap();
+        fs::write(made.join("kept"), "").unwrap();
+        None
+    });
+    succeeded(run(["cp", "-rn", here.to_str().unwrap(), &format!("{url}/to")]));
+    assert_eq!(fs::read_to_string(there.join("kept")).unwrap(), "");
+    assert_eq!(fs::read_to_string(there.join("new")).unwrap(), "ours");
 }
 
 #[test]

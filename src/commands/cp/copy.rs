@@ -34,7 +34,10 @@ struct PendingDir {
     from: Entry,
     to: Entry,
     ancestors: Arc<Ancestors>,
+    /// Made by this copy, or found where a call to make it was answered by EXIST.
     is_new: bool,
+    /// No other program has had time to put anything into it.
+    is_empty: bool,
 }
 
 impl Copier {
@@ -129,7 +132,7 @@ impl Copier {
         }
     }
 
-    async fn file(&mut self, from: Entry, target: TargetName, is_new_dir: bool) {
+    async fn file(&mut self, from: Entry, target: TargetName, is_empty_dir: bool) {
         while self.jobs.len() >= self.jobs_max {
             if let Some(job) = self.jobs.join_next().await {
                 job.expect("copying does not panic");
@@ -140,7 +143,7 @@ impl Copier {
         }
         let files = Arc::clone(&self.files);
         self.jobs.spawn(async move {
-            if let Err(sentence) = files.copy(&from, &target, is_new_dir).await {
+            if let Err(sentence) = files.copy(&from, &target, is_empty_dir).await {
                 files.console.fail(sentence);
             }
         });
@@ -205,7 +208,7 @@ impl Copier {
                         format!("cannot copy a directory, {above}, into itself, {destination}");
                     self.files.fail(what);
                 } else if !from.is_dir() {
-                    self.file(from, target, dir.is_new).await;
+                    self.file(from, target, dir.is_empty).await;
                 } else if let Some(pending) = self.dir_below(dir, from, &target).await {
                     below.push((pending, target));
                 }
@@ -245,7 +248,9 @@ impl Copier {
                 files.fail(what);
                 None
             }
-            Ok(Some(to)) if to.is_dir() => Some(PendingDir { from, to, ancestors, is_new: false }),
+            Ok(Some(to)) if to.is_dir() => {
+                Some(PendingDir { from, to, ancestors, is_new: false, is_empty: false })
+            }
             Ok(Some(_)) => {
                 let shown = &from.shown;
                 files.fail(format!(
@@ -256,9 +261,11 @@ impl Copier {
             Ok(None) => {
                 // Its owner has to be able to fill it, whatever it is to be at the end.
                 let mode = from.attributes.mode & 0o777 & !umask() | 0o700;
+                let mut is_empty = true;
                 let made = match target.make_dir(mode).await {
                     // As for files: it may be our own, of a call that was sent twice.
                     Err(failure) if failure.errno() == Errno::EXIST => {
+                        is_empty = false;
                         let existing = target.look(LastLink::Keep).await;
                         existing.and_then(|existing| existing.filter(Entry::is_dir).ok_or(failure))
                     }
@@ -267,7 +274,7 @@ impl Copier {
                 match made {
                     Ok(to) => {
                         files.say(&from, target);
-                        Some(PendingDir { from, to, ancestors, is_new: true })
+                        Some(PendingDir { from, to, ancestors, is_new: true, is_empty })
                     }
                     Err(failure) => {
                         files.fail(target.cannot("create directory", &failure));

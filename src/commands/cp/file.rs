@@ -97,18 +97,18 @@ impl FileCopier {
         }
     }
 
-    /// Copies anything but a directory. `is_new_dir`: the target directory is new, so no lookup is
-    /// needed.
+    /// Copies anything but a directory. `is_empty_dir`: the target directory was made empty, so no
+    /// lookup is needed.
     pub(super) async fn copy(
         &self,
         from: &Entry,
         target: &TargetName,
-        is_new_dir: bool,
+        is_empty_dir: bool,
     ) -> Reported<()> {
         // Links are followed where a file is written, and replaced where a link is.
         let is_data = from.file_type() == FileType::Regular || !self.options.recursive();
         let last = if is_data { LastLink::Follow } else { LastLink::Keep };
-        let existing = if is_new_dir { None } else { self.look(from, target, last).await? };
+        let existing = if is_empty_dir { None } else { self.look(from, target, last).await? };
         if let Some(ExistingFile { file: existing, .. }) = &existing {
             if self.options.no_clobber {
                 return Ok(());
@@ -204,7 +204,8 @@ impl FileCopier {
         made.map_err(|failure| target.cannot("create special file", &failure))
     }
 
-    /// The data of a file into a new one or the one that is there; none when all is there already.
+    /// The data of a file into a new one or the one that is there; none when all is there already,
+    /// or what is there is kept.
     async fn data(
         &self,
         from: &Entry,
@@ -234,8 +235,8 @@ impl FileCopier {
         let is_small = size <= chunk_bytes.into();
         let stable =
             if source.is_stream() || is_small { StableHow::FileSync } else { StableHow::Unstable };
-        let Opened { to, mut sink, lock, is_new } =
-            self.open(from, target, existing.as_ref(), stable).await?;
+        let opened = self.open(from, target, existing.as_ref(), stable).await?;
+        let Some(Opened { to, mut sink, lock, is_new }) = opened else { return Ok(None) };
         let start = match is_new {
             // Under the lock: another job may have written the file since it was found.
             false if resumes => resume::start(from, &source, &to)
@@ -268,14 +269,14 @@ impl FileCopier {
         }
     }
 
-    /// Opens what is written to, which is made if it is not there.
+    /// Opens what is written to, which is made if it is not there; none if it is kept.
     async fn open(
         &self,
         from: &Entry,
         target: &TargetName,
         existing: Option<&ExistingFile>,
         stable: StableHow,
-    ) -> Reported<Opened<'_>> {
+    ) -> Reported<Option<Opened<'_>>> {
         if let Some(ExistingFile { file, last, .. }) = existing {
             let opened = async {
                 // What an interrupted copy has left has the mode of its source, perhaps read-only.
@@ -285,7 +286,7 @@ impl FileCopier {
                 self.open_existing(file, *last, stable).await
             };
             match opened.await {
-                Ok(opened) => return Ok(opened),
+                Ok(opened) => return Ok(Some(opened)),
                 Err(failure) if self.options.force && failure.is_local_or(Errno::ACCESS) => {
                     target.remove().await.map_err(|failure| target.cannot("remove", &failure))?;
                 }
@@ -310,12 +311,13 @@ impl FileCopier {
         Ok(Opened { to, sink, lock, is_new: false })
     }
 
+    /// Makes the file; none if there is one that is kept.
     async fn create(
         &self,
         target: &TargetName,
         mode: u32,
         stable: StableHow,
-    ) -> Result<Opened<'_>> {
+    ) -> Result<Option<Opened<'_>>> {
         let overwrites = self.locks.overwrites();
         match target.create(mode, stable).await {
             Ok((to, mut sink)) => {
@@ -324,21 +326,20 @@ impl FileCopier {
                 if self.locks.overwrites() != overwrites {
                     sink.truncate().await?;
                 }
-                Ok(Opened { to, sink, lock, is_new: true })
+                Ok(Some(Opened { to, sink, lock, is_new: true }))
             }
             // A restarted server has lost its reply cache and returns EXIST when the call is sent
-            // again.
+            // again, and another client may have made the file since it was looked for.
             Err(exists) if exists.errno() == Errno::EXIST => {
-                match target.look(LastLink::Keep).await? {
-                    Some(existing) if existing.file_type() == FileType::Regular => {
-                        // That of the own call is empty, and its mode may be read-only.
-                        if existing.attributes.size > 0 {
-                            existing.may_write().await?;
-                        }
-                        self.open_existing(&existing, LastLink::Keep, stable).await
-                    }
-                    _ => Err(exists),
+                let Some(existing) = target.look(LastLink::Keep).await? else { return Err(exists) };
+                match (existing.file_type(), existing.attributes.size) {
+                    // Perhaps that of the own call, whose mode may be read-only.
+                    (FileType::Regular, 0) => {}
+                    _ if self.options.no_clobber => return Ok(None),
+                    (FileType::Regular, _) => existing.may_write().await?,
+                    _ => return Err(exists),
                 }
+                self.open_existing(&existing, LastLink::Keep, stable).await.map(Some)
             }
             Err(failure) => Err(failure),
         }
