@@ -1,6 +1,6 @@
 //! Walks through trees of a server that shows what no file system has: listings that come back to
 //! where they were, directories without end, and objects that are not found once they were created.
-//! Each command ends, with an error.
+//! Each command ends, with an error. And READs that end before the file does.
 
 use std::fs;
 use std::io::Write;
@@ -16,7 +16,7 @@ use proto::xdr::{Decode, Encode, List, Reader, Writer};
 use rpc::record;
 use tempfile::TempDir;
 
-use crate::fixture::{assert_exit, run, text};
+use crate::fixture::{assert_exit, run, succeeded, text};
 
 /// More than any call that is not a WRITE.
 const CALL_BYTES_MAX: usize = 16 << 10;
@@ -38,6 +38,8 @@ enum Tree {
     LinkAndDirectory,
     /// The root alone. What is created in it has no handle, and LOOKUP does not find it.
     Unseen,
+    /// The root is a file, of which the first READ returns a part as if that were all.
+    Grown,
 }
 
 /// The objects of the trees with links that are no directories.
@@ -127,7 +129,7 @@ impl Tree {
         let xid = header.xid;
         if header.program == mount3::PROGRAM {
             encode_success(w, xid);
-            return mount(header.procedure, w);
+            return self.mount(header.procedure, w);
         }
         let refused = |w: &mut Writer| {
             ReplyHeader::Accepted { xid, stat: AcceptStat::ProcUnavail }.encode(w);
@@ -174,8 +176,9 @@ impl Tree {
                 ReadlinkReply::Ok(ReadlinkOk { attributes: None, target: TARGET }).encode(w);
             }
             Procedure::Read => {
+                let data = self.data(ReadArgs::decode(&mut r).unwrap());
                 encode_success(w, xid);
-                ReadReply::Ok(data()).encode(w);
+                ReadReply::Ok(data).encode(w);
             }
             Procedure::Access
             | Procedure::Write
@@ -191,15 +194,34 @@ impl Tree {
         }
     }
 
+    fn mount(self, procedure: u32, w: &mut Writer) {
+        if procedure == mount3::Procedure::Mnt as u32 {
+            let file_handle = handle(if self == Self::Grown { FILE } else { 0 });
+            let auth_flavors = [1][..].into();
+            Ok::<_, mount3::MountStatus>(MountOk { file_handle, auth_flavors }).encode(w);
+        } else {
+            List::<mount3::ExportNode<'_>>::from(&[][..]).encode(w);
+        }
+    }
+
     /// What is behind the entry of a directory.
     fn below(self, depth: u64) -> u64 {
         match self {
             Self::RepeatedCookies | Self::Endless | Self::Removed => depth + 1,
             Self::Circular => 1,
-            Self::LinkAndFile | Self::LinkAndDirectory | Self::Unseen => {
+            Self::LinkAndFile | Self::LinkAndDirectory | Self::Unseen | Self::Grown => {
                 panic!("all handles are in the listings")
             }
         }
+    }
+
+    /// A part of the file.
+    fn data(self, ReadArgs { offset, count, .. }: ReadArgs) -> ReadOk<'static> {
+        let start = DATA.len().min(usize::try_from(offset).unwrap());
+        let end = if self == Self::Grown && start == 0 { 5 } else { DATA.len() };
+        let end = end.min(start + usize::try_from(count).unwrap());
+        let (attributes, data) = (Some(attributes(FILE)), &DATA[start..end]);
+        ReadOk { attributes, count: u32::try_from(data.len()).unwrap(), eof: true, data }
     }
 
     /// The entries of a directory.
@@ -252,20 +274,6 @@ impl Tree {
             ReaddirReply::Ok(ReaddirOk { dir_attributes, verifier, entries, eof }).encode(w);
         }
     }
-}
-
-fn mount(procedure: u32, w: &mut Writer) {
-    if procedure == mount3::Procedure::Mnt as u32 {
-        let auth_flavors = [1][..].into();
-        Ok::<_, mount3::MountStatus>(MountOk { file_handle: handle(0), auth_flavors }).encode(w);
-    } else {
-        List::<mount3::ExportNode<'_>>::from(&[][..]).encode(w);
-    }
-}
-
-fn data() -> ReadOk<'static> {
-    let (attributes, count) = (Some(attributes(FILE)), u32::try_from(DATA.len()).unwrap());
-    ReadOk { attributes, count, eof: true, data: DATA }
 }
 
 fn fsinfo() -> FsinfoOk {
@@ -381,6 +389,17 @@ fn directory_is_not_filled_through_a_link_of_the_same_copy() {
     // The link or the directory is refused, whichever comes second.
     copy_fails(Tree::LinkAndDirectory, &copy);
     assert_eq!(fs::read_dir(victim).unwrap().count(), 0);
+}
+
+/// Another client may have extended it between the data and the attributes of the reply.
+#[test]
+fn file_that_grows_while_it_is_read_is_copied_whole() {
+    let dir = TempDir::new().unwrap();
+    let copy = dir.path().join("copy");
+    let url = Tree::Grown.serve();
+    succeeded(run(["cp", &url, copy.to_str().unwrap()]));
+    assert_eq!(fs::read(copy).unwrap(), DATA);
+    assert_eq!(succeeded(run(["cat", &url])).as_bytes(), DATA);
 }
 
 #[test]

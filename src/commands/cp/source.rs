@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::{Bytes, BytesMut};
-use client::nfs3::Nfs3;
+use client::nfs3::{Nfs3, ReadData};
 use proto::nfs3::FileHandle;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
@@ -111,47 +111,38 @@ fn read_remote(
     let first = nfs.read(file, offset, len);
     async move {
         let mut part = first.await?;
-        if part.eof || part.data.len() == widen(len) {
-            check_end(&nfs, file, offset, &part).await?;
-            return Ok(Chunk { data: part.data, eof: part.eof });
+        if part.data.len() == widen(len) {
+            let eof = is_end(&part, offset + u64::from(len));
+            return Ok(Chunk { data: part.data, eof });
         }
         let mut data = BytesMut::with_capacity(widen(len));
         loop {
             data.extend_from_slice(&part.data);
             let done = u32::try_from(data.len()).expect("it is at most what was asked for");
-            if part.eof || done == len {
-                return Ok(Chunk { data: data.freeze(), eof: part.eof });
+            let end = offset + u64::from(done);
+            let eof = is_end(&part, end);
+            if eof || done == len {
+                return Ok(Chunk { data: data.freeze(), eof });
             }
             // A server that returns no data and no eof never will.
-            if part.data.is_empty() {
+            if part.data.is_empty() && !part.eof {
                 return Err(Failure::refused(Errno::IO));
             }
-            let here = offset + u64::from(done);
-            part = nfs.read(file, here, len - done).await?;
-            check_end(&nfs, file, here, &part).await?;
+            let was_eof = part.eof;
+            part = nfs.read(file, end, len - done).await?;
+            if was_eof && part.data.is_empty() {
+                return Ok(Chunk { data: data.freeze(), eof: true });
+            }
         }
     }
 }
 
-/// An end of file is believed when the file's size is no other: a copy must not be short because
-/// a server was confused.
-async fn check_end(
-    nfs: &Nfs3,
-    file: FileHandle,
-    offset: u64,
-    part: &client::nfs3::ReadData,
-) -> Result<()> {
-    if !part.eof {
-        return Ok(());
-    }
-    let end = offset + u64::try_from(part.data.len()).unwrap_or(u64::MAX);
-    if part.attributes.is_some_and(|attributes| attributes.size <= end) {
-        return Ok(());
-    }
-    // The attributes are absent, or from after another client extended the file; the next read from
-    // there distinguishes these from a wrong reply.
-    let more = nfs.read(file, end, 1).await?;
-    if more.data.is_empty() { Ok(()) } else { Err(Failure::refused(Errno::AGAIN)) }
+/// Whether the file ends at `end`, where `part` does. An end of file is believed when the file's
+/// size is no other: a copy must not be short because a server was confused. Where the attributes
+/// are absent, or from after another client extended the file, the next read from there finds the
+/// rest, or nothing.
+fn is_end(part: &ReadData, end: u64) -> bool {
+    part.eof && part.attributes.is_some_and(|attributes| attributes.size <= end)
 }
 
 fn read_local(file: &File, buffers: &Buffers, offset: u64, len: u32) -> io::Result<Chunk> {
