@@ -2,14 +2,18 @@
 //! another client has done the same.
 
 use std::fs;
+use std::os::unix::fs::{FileTypeExt, symlink};
+use std::path::Path;
+use std::process::Output;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use proto::nfs3::{Failure, Procedure, RemovedReply, RmdirArgs, Status, WccData};
 use proto::oncrpc::encode_success;
 use proto::xdr::{Decode, Encode};
 use rpc::record;
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 
-use crate::fixture::{Server, assert_exit, run, succeeded};
+use crate::fixture::{Server, assert_exit, run, succeeded, text};
 use crate::relay::intercept;
 
 /// The reply to REMOVE or RMDIR of a name that does not exist.
@@ -67,4 +71,76 @@ fn rm_goes_on_above_a_directory_that_another_client_removes() {
     let url = race(&server, "d", 0);
     let line = format!("spillway rm: cannot remove '{url}': No such file or directory");
     assert_exit(&run(["rm", "-r", &url]), 1, &line);
+}
+
+/// Copies a link to `target` or, without one, a pipe to `/to`, where `make` has made something when
+/// the call to make it arrives.
+fn copy_onto(
+    server: &Server,
+    target: Option<&str>,
+    make: impl Fn(&Path) + Send + Sync + 'static,
+) -> Output {
+    let (here, there) = (server.beside("here"), server.path("to"));
+    for path in [&here, &there] {
+        // From the copy before this one.
+        let _ = fs::remove_file(path);
+    }
+    let procedure = match target {
+        Some(target) => {
+            symlink(target, &here).unwrap();
+            Procedure::Symlink
+        }
+        None => {
+            make_pipe(&here);
+            Procedure::Mknod
+        }
+    };
+    let url = intercept(server, procedure, move |_, _| {
+        make(&there);
+        None
+    });
+    run(["cp", "-r", here.to_str().unwrap(), &format!("{url}/to")])
+}
+
+fn make_pipe(path: &Path) {
+    mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+}
+
+#[test]
+fn cp_takes_the_link_or_pipe_of_a_call_that_was_sent_twice() {
+    let server = Server::start();
+    succeeded(copy_onto(&server, Some("a"), |path| symlink("a", path).unwrap()));
+    assert_eq!(fs::read_link(server.path("to")).unwrap(), Path::new("a"));
+    succeeded(copy_onto(&server, None, make_pipe));
+    assert!(fs::symlink_metadata(server.path("to")).unwrap().file_type().is_fifo());
+}
+
+#[test]
+fn cp_refuses_what_another_client_makes_in_the_place_of_a_link_or_pipe() {
+    let server = Server::start();
+    for (output, what) in [
+        (copy_onto(&server, Some("a"), |path| symlink("b", path).unwrap()), "symbolic link"),
+        (copy_onto(&server, Some("a"), make_pipe), "symbolic link"),
+        (copy_onto(&server, None, |path| symlink("a", path).unwrap()), "special file"),
+    ] {
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(stderr.starts_with(&format!("spillway cp: cannot create {what} '")), "{stderr}");
+        assert!(stderr.ends_with("/to': File exists\n"), "{stderr}");
+    }
+}
+
+#[test]
+fn cp_replaces_a_file_whose_remove_is_answered_noent() {
+    let server = Server::start();
+    let (here, there) = (server.beside("here"), server.path("to"));
+    symlink("a", &here).unwrap();
+    server.put("to", "");
+    let removed = there.clone();
+    let url = intercept(&server, Procedure::Remove, move |xid, _| {
+        fs::remove_file(&removed).unwrap();
+        Some(missing(xid))
+    });
+    succeeded(run(["cp", "-r", here.to_str().unwrap(), &format!("{url}/to")]));
+    assert_eq!(fs::read_link(there).unwrap(), Path::new("a"));
 }

@@ -197,10 +197,12 @@ impl FileCopier {
                     }
                 }
             }
+            let made = found_if_like(from, target, made).await;
             return made.map_err(|failure| target.cannot("create symbolic link", &failure));
         }
         let mode = from.attributes.mode & 0o777 & !umask();
         let made = target.make_node(&from.attributes, mode).await;
+        let made = found_if_like(from, target, made).await;
         made.map_err(|failure| target.cannot("create special file", &failure))
     }
 
@@ -334,7 +336,7 @@ impl FileCopier {
                 let Some(existing) = target.look(LastLink::Keep).await? else { return Err(exists) };
                 match (existing.file_type(), existing.attributes.size) {
                     // Perhaps that of the own call, whose mode may be read-only.
-                    (FileType::Regular, 0) => {}
+                    (FileType::Regular, 0) if !self.options.no_clobber || target.is_remote() => {}
                     _ if self.options.no_clobber => return Ok(None),
                     (FileType::Regular, _) => existing.may_write().await?,
                     _ => return Err(exists),
@@ -343,6 +345,38 @@ impl FileCopier {
             }
             Err(failure) => Err(failure),
         }
+    }
+}
+
+/// What was made like `from`, or, where the call was answered by EXIST, what is there if it is the
+/// same: a restarted server has lost its reply cache and returns EXIST when the call is sent again.
+async fn found_if_like(from: &Entry, target: &TargetName, made: Result<Entry>) -> Result<Entry> {
+    match made {
+        Err(exists) if exists.errno() == Errno::EXIST && target.is_remote() => {
+            match target.look(LastLink::Keep).await? {
+                Some(found) if is_like(&found, from).await => Ok(found),
+                _ => Err(exists),
+            }
+        }
+        made => made,
+    }
+}
+
+/// Whether a file that is not copied by its data is as a copy of `from` is, but for its mode.
+async fn is_like(found: &Entry, from: &Entry) -> bool {
+    if found.file_type() != from.file_type() {
+        return false;
+    }
+    match found.file_type() {
+        FileType::Symlink => match (found.link_target().await, from.link_target().await) {
+            (Ok(there), Ok(here)) => there == here,
+            _ => false,
+        },
+        FileType::BlockDevice | FileType::CharacterDevice => {
+            found.attributes.rdev == from.attributes.rdev
+        }
+        FileType::Fifo | FileType::Socket => true,
+        FileType::Regular | FileType::Directory => false,
     }
 }
 

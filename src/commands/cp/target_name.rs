@@ -67,6 +67,11 @@ pub(super) struct LinkedFile {
 }
 
 impl TargetName {
+    /// Whether it is on a server, to which a call may be sent twice.
+    pub(super) fn is_remote(&self) -> bool {
+        matches!(self.dir, Dir::Remote(..))
+    }
+
     /// The name of `child` in the directory that `entry`, found by this name, is.
     pub(super) fn below(&self, entry: &Entry, child: &[u8]) -> Self {
         let (dir, name) = (Dir::of(entry, self), child.to_vec());
@@ -269,17 +274,21 @@ impl TargetName {
         }
     }
 
-    /// Removes the destination, which is not a directory.
+    /// Removes the destination, which is not a directory. It may be gone already, as when the call
+    /// was sent again to a server that was restarted.
     pub(super) async fn remove(&self) -> Result<()> {
-        match &self.dir {
+        let removed = match &self.dir {
             Dir::Local(dir) => {
                 let path = Self::local_path(dir, &self.name);
                 blocking(move || fs::remove_file(path)).await
             }
             Dir::Remote(remote, dir, _) => {
-                remote.nfs.remove(*dir, &self.name).await?;
-                Ok(())
+                remote.nfs.remove(*dir, &self.name).await.map(|_| ()).map_err(Failure::from)
             }
+        };
+        match removed {
+            Err(failure) if failure.errno() == Errno::NOENT => Ok(()),
+            removed => removed,
         }
     }
 }
