@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use client::mount3::Mounted;
-use client::nfs3::{Listing as Page, Name, Nfs3};
+use client::nfs3::{Listing as Page, Name, Nfs3, leave_out_rejected};
 use client::{Error, ListingProgress, MountOptions, Result};
-use proto::nfs3::{Attributes, CookieVerifier, FileHandle, FileType, FsinfoOk, Status};
+use proto::nfs3::{Attributes, CookieVerifier, FileHandle, FileType, FsinfoOk};
 use rustix::io::Errno;
 use tokio::task::JoinHandle;
 
@@ -238,10 +238,10 @@ struct Coming {
 impl Listing {
     /// The next entries, in the order of the server; none at the end.
     pub(crate) async fn next(&mut self) -> Result<Option<Vec<Name>>> {
-        let Some(Coming { page, cookie, verifier }) = self.coming.take() else { return Ok(None) };
+        let Some(coming) = self.coming.take() else { return Ok(None) };
+        let Coming { page, cookie, mut verifier } = coming;
         let page = match page.await.expect("a listing does not panic and is not aborted") {
-            Err(error) if self.plus && error.is(Status::Notsupp) => {
-                self.plus = false;
+            Err(error) if leave_out_rejected(&error, &mut verifier, &mut self.plus) => {
                 self.ask(cookie, verifier);
                 return Box::pin(self.next()).await;
             }

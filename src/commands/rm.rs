@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use clap::Args;
 use client::nfs3::Name;
-use proto::nfs3::FileHandle;
+use proto::nfs3::{FileHandle, Status};
 use rustix::io::Errno;
 use tokio::task::JoinError;
 
@@ -118,13 +118,16 @@ impl Remover<'_> {
         let mut passes = 0;
         loop {
             passes += 1;
-            let Emptied { removed, kept } = match self.pass(remote, place, handle, ancestors).await
-            {
-                Ok(emptied) => emptied,
+            let emptied = self.pass(remote, place, handle, ancestors).await;
+            let Emptied { removed, kept, read } = emptied;
+            let may_repeat = removed && !kept && passes < PASSES_MAX;
+            match read {
+                // Other servers reject the cookies once something is removed.
+                Err(error) if may_repeat && error.is(Status::BadCookie) => continue,
+                Err(error) if !is_gone(error.errno()) => return Err(error.into()),
                 // RMDIR finds out whether the name is still there.
-                Err(failure) if is_gone(failure.errno()) => Emptied { removed: false, kept: false },
-                Err(failure) => return Err(failure),
-            };
+                _ => {}
+            }
             // The entries that could not be removed have been reported.
             if kept {
                 return Ok(false);
@@ -136,7 +139,7 @@ impl Remover<'_> {
                 }
                 // Some servers' cookies are positions: what is removed behind a reader hides
                 // entries from it. So the directory is read again as long as that finds any.
-                Err(error) if removed && passes < PASSES_MAX && is_not_empty(error.errno()) => {}
+                Err(error) if may_repeat && is_not_empty(error.errno()) => {}
                 Err(error) => return Err(error.into()),
             }
         }
@@ -149,12 +152,20 @@ impl Remover<'_> {
         place: &Place,
         handle: FileHandle,
         ancestors: &Arc<Ancestors>,
-    ) -> Result<Emptied> {
+    ) -> Emptied {
         let mut listing = remote.list(handle, true);
         let mut removes = Window::new(REMOVES_MAX);
-        let mut emptied = Emptied { removed: false, kept: false };
+        let mut emptied = Emptied { removed: false, kept: false, read: Ok(()) };
         let mut dirs = Vec::new();
-        while let Some(names) = listing.next().await? {
+        loop {
+            let names = match listing.next().await {
+                Ok(Some(names)) => names,
+                Ok(None) => break,
+                Err(error) => {
+                    emptied.read = Err(error);
+                    break;
+                }
+            };
             for Name { name, attributes, handle: found, .. } in names {
                 if matches!(&name[..], b"." | b"..") {
                     continue;
@@ -194,7 +205,7 @@ impl Remover<'_> {
             emptied.removed |= gone;
             emptied.kept |= !gone;
         }
-        Ok(emptied)
+        emptied
     }
 
     fn settle(
@@ -244,6 +255,8 @@ struct Emptied {
     removed: bool,
     /// Something cannot be.
     kept: bool,
+    /// Whether it was read to its end.
+    read: client::Result<()>,
 }
 
 enum Removal {

@@ -6,6 +6,7 @@
 mod beside_coreutils;
 mod changing;
 mod closing;
+mod cookies;
 mod copying;
 mod exports;
 mod fixture;

@@ -70,7 +70,7 @@ use rpc::client::{self, Call, Route, Rpc, RpcOptions};
 
 pub use namespace::Target;
 pub use read::ReadData;
-pub use readdir::{Listing, Name};
+pub use readdir::{Listing, Name, leave_out_rejected};
 
 use crate::error::{Attempt, ServerName};
 use crate::{Error, Identity, MountOptions, Recovery, Result};

@@ -3,13 +3,13 @@
 use bytes::Bytes;
 use proto::nfs3::{
     Attributes, CookieVerifier, FileHandle, Procedure, ReaddirArgs, ReaddirReply, ReaddirplusArgs,
-    ReaddirplusReply,
+    ReaddirplusReply, Status,
 };
 use proto::xdr::DecodeError;
 use rpc::client::Route;
 
 use super::{Nfs3, check_handle, decode};
-use crate::Result;
+use crate::{Error, Result};
 
 /// Result of READDIR and READDIRPLUS: a part of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,6 +105,19 @@ impl Nfs3 {
             Ok(Ok(Listing { dir_attributes, verifier, names, eof }))
         })
     }
+}
+
+/// Leaves out of the arguments of READDIR or READDIRPLUS what the server has rejected with `error`.
+/// Returns whether that changed them, so that the call is to be made once more.
+pub fn leave_out_rejected(error: &Error, verifier: &mut CookieVerifier, plus: &mut bool) -> bool {
+    // Some servers change the verifier with each change of the directory, although their cookies
+    // stay valid. A verifier of zeros is accepted there.
+    if error.is(Status::BadCookie) && *verifier != CookieVerifier::default() {
+        *verifier = CookieVerifier::default();
+        return true;
+    }
+    // READDIRPLUS can be disabled on a Linux server.
+    error.is(Status::Notsupp) && std::mem::take(plus)
 }
 
 /// A name as a slice of the record. Rejects a slash: it would lead out of the directory into which

@@ -18,7 +18,7 @@ use super::validity::{Believed, Validity, View};
 use super::{Found, ListingConfig, SAMPLE_BYTES};
 use crate::cache::change::Change;
 use crate::error::{Error, Result};
-use crate::nfs3::Listing;
+use crate::nfs3::{Listing, leave_out_rejected};
 use crate::trace::{Event, Object};
 
 /// The cached entries of one directory. Takes little memory until the directory is listed.
@@ -464,15 +464,7 @@ async fn fetch(
     loop {
         let sent_at = Instant::now();
         match source.list(request, &note).await {
-            // Some servers change the verifier with each change of the directory, although their
-            // cookies stay valid. A verifier of zeros is accepted there.
-            Err(error)
-                if error.is(Status::BadCookie) && request.verifier != CookieVerifier::default() =>
-            {
-                request.verifier = CookieVerifier::default();
-            }
-            // READDIRPLUS can be disabled on a Linux server.
-            Err(error) if error.is(Status::Notsupp) && request.plus => request.plus = false,
+            Err(error) if leave_out_rejected(&error, &mut request.verifier, &mut request.plus) => {}
             Err(error) => return Err(error),
             Ok(listing) => return Ok(Fetched { listing, request, sent_at }),
         }
