@@ -6,11 +6,16 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::Stdio;
 use std::time::{Duration, SystemTime};
 
+use proto::nfs3::{Failure, Procedure, ReadlinkReply, Status};
+use proto::oncrpc::encode_success;
+use proto::xdr::Encode;
+use rpc::record;
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 
 use crate::fixture::{
     Server, assert_exit, bytes_path, coreutils, on_terminal, run, spillway, succeeded, text,
 };
+use crate::relay::intercept;
 
 /// A directory with what listings are about: types, sizes, times, links, hidden names.
 fn furnished() -> Server {
@@ -41,6 +46,25 @@ fn furnished() -> Server {
         file.set_modified(SystemTime::now() - age).unwrap();
     }
     server
+}
+
+#[test]
+fn link_that_cannot_be_read_is_reported_as_an_argument_and_in_a_directory() {
+    let server = Server::start();
+    symlink("target", server.path("link")).unwrap();
+    let url = intercept(&server, Procedure::Readlink, |xid, _| {
+        Some(record::encode(|w| {
+            encode_success(w, xid);
+            ReadlinkReply::Err(Failure { status: Status::Io, body: None }).encode(w);
+        }))
+    });
+    let link = format!("{url}/link");
+    let line = format!("spillway ls: cannot access '{link}': Input/output error\n");
+    for (argument, status) in [(&link, 2), (&url, 1)] {
+        let output = run(["ls", "-l", argument]);
+        assert_eq!((text(&output.stderr), output.status.code()), (&line[..], Some(status)));
+        assert!(text(&output.stdout).trim_end().ends_with("link"), "without its target");
+    }
 }
 
 #[test]

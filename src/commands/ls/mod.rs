@@ -131,6 +131,11 @@ fn argument_status(failure: &Failure) -> u8 {
     }
 }
 
+fn fail_argument(console: &Console, shown: &Shown, failure: &Failure) {
+    let sentence = format!("cannot access {shown}: {failure}");
+    console.fail_with(argument_status(failure), sentence);
+}
+
 /// Symbolic links of a page that are read at once, and entries that are looked up.
 const LOOKUPS_MAX: usize = 32;
 
@@ -147,13 +152,10 @@ pub(crate) async fn run(options: &Options, console: &Console) -> io::Result<()> 
             }
             Ok((remote, node)) => {
                 let name = target.shown.as_bytes().to_vec();
-                files.push((remote, Entry { name, node: Some(Box::new(node)), link_target: None }));
+                let entry = Entry { name, node: Some(Box::new(node)), link_target: None };
+                files.push((remote, &target.shown, entry));
             }
-            Err(failure) => {
-                let shown = &target.shown;
-                let sentence = format!("cannot access {shown}: {failure}");
-                console.fail_with(argument_status(&failure), sentence);
-            }
+            Err(failure) => fail_argument(console, &target.shown, &failure),
         }
     }
     let mut printer = Printer::new(options, console);
@@ -248,18 +250,20 @@ impl<'a> Printer<'a> {
     }
 
     /// The arguments that are no directories, in one list.
-    async fn files(&mut self, files: Vec<(Remote, Entry)>) -> io::Result<()> {
+    async fn files(&mut self, files: Vec<(Remote, &Shown, Entry)>) -> io::Result<()> {
         if files.is_empty() {
             return Ok(());
         }
         let mut entries = Vec::new();
-        for (remote, mut entry) in files {
+        for (remote, shown, mut entry) in files {
             if self.options.is_long()
                 && let Some(node) = &entry.node
                 && node.attributes.file_type == FileType::Symlink
             {
-                let target = remote.nfs.readlink(node.handle).await;
-                entry.link_target = target.ok().map(|target| target.target.to_vec());
+                match remote.nfs.readlink(node.handle).await {
+                    Ok(link) => entry.link_target = Some(link.target.to_vec()),
+                    Err(error) => fail_argument(self.console, shown, &error.into()),
+                }
             }
             entries.push(entry);
         }
