@@ -73,9 +73,8 @@ impl InodeCache {
     }
 
     /// Flushes and closes what [`Self::tick`] found idle, unless it was used since, and what has
-    /// left the table unflushed. Files that
-    /// `is_held_for_writing` names stay open for writing. Waits for the disk, on the device's
-    /// threads.
+    /// left the table unflushed. Files that `is_held_for_writing` names stay open for writing.
+    /// Waits for the disk, on the device's threads.
     pub(crate) async fn give_up(
         &self,
         idle: IdleInodes,
