@@ -11,6 +11,7 @@ use super::open_rooms::OpenRooms;
 use super::ranges::{Range, Ranges};
 use super::shares::{Modes, Share, ShareCounts};
 use super::waiting::{Counted, Waiting};
+use super::writers::Writers;
 use super::{Effect, ExportId, FileId, LockId, Step};
 
 /// All opens and locks. The numbers are of this server's making, so a hash without a key is enough.
@@ -40,28 +41,6 @@ struct FileState {
     shares: ShareCounts,
     lock_owners: HashMap<Owner, LockId>,
     locks: FileLocks,
-}
-
-/// How often each client has a file open for writing.
-#[derive(Debug, Default)]
-struct Writers(BTreeMap<(FileId, ClientId), usize>);
-
-impl Writers {
-    fn add(&mut self, of: (FileId, ClientId), share: Share) {
-        if share.writes() {
-            *self.0.entry(of).or_default() += 1;
-        }
-    }
-
-    fn remove(&mut self, of: (FileId, ClientId), share: Share) {
-        if share.writes() {
-            let opens = self.0.get_mut(&of).expect("it was added");
-            *opens -= 1;
-            if *opens == 0 {
-                self.0.remove(&of);
-            }
-        }
-    }
 }
 
 /// A file that an owner has open, however many times.
@@ -260,7 +239,7 @@ impl Files {
         let has_room = self.rooms.all().opens > 0;
         let is_counted = self.ranges > 0 || self.names_bytes > 0 || has_room;
         let is_indexed = !self.clients.is_empty() || !self.of_files.is_empty();
-        let is_written = !self.writers.0.is_empty();
+        let is_written = !self.writers.is_empty();
         !has_states && self.files.is_empty() && !is_indexed && !is_written && !is_counted
     }
 
@@ -553,13 +532,12 @@ impl Files {
 
     /// The clients that have a file open for writing.
     pub(super) fn writers(&self, file: FileId) -> impl Iterator<Item = ClientId> {
-        let all = (file, ClientId(0))..=(file, ClientId(u64::MAX));
-        self.writers.0.range(all).map(|((_, client), _)| *client)
+        self.writers.of(file)
     }
 
     /// Whether a client has a file open for writing by a user. Looks at all opens of the file.
     pub(super) fn is_writer(&self, client: ClientId, file: FileId, user: u32) -> bool {
-        if !self.writers.0.contains_key(&(file, client)) {
+        if !self.writers.has((file, client)) {
             return false;
         }
         let Some(file) = self.files.get(&file) else { return false };

@@ -40,6 +40,7 @@ mod stateids;
 #[cfg(test)]
 mod tests;
 mod waiting;
+mod writers;
 
 use std::net::IpAddr;
 use std::sync::Arc;
