@@ -189,7 +189,7 @@ impl HeldFiles {
         Ok(found)
     }
 
-    /// Unlocks in the kernel what a lock state does not hold in a range.
+    /// Unlocks in the kernel what a lock owner does not hold in a range.
     fn unlock(&self, state: &State, file: FileId, lock: LockId, range: Range) {
         let Some(owner) = self.owner(file, lock) else { return };
         if let Err((Range { first, last }, error)) = owner.unlock(state, lock, range) {
@@ -205,7 +205,7 @@ impl HeldFiles {
         }
     }
 
-    /// Releases what other lock states than `own` have released in `state`, whether or not the
+    /// Releases what other lock owners than `own` have released in `state`, whether or not the
     /// effects were performed: all of those that have ended, and of the others what is in the
     /// range. Returns whether there may have been any.
     fn release_ended(
@@ -310,7 +310,7 @@ impl OwnerLocks {
         Ok(Some(descriptor.foreign(range, kind)?.map_or(wanted, Piece::from)))
     }
 
-    /// Unlocks what the lock state does not hold in a range. The owner may be locking again
+    /// Unlocks what the lock owner does not hold in a range. The owner may be locking again
     /// already, so `state` is asked under the lock.
     ///
     /// # Errors

@@ -86,9 +86,18 @@ impl Bed {
         inode: &Arc<Inode>,
         access: ShareAccess,
     ) -> Stateid {
+        self.open_by((client, b"o"), inode, access)
+    }
+
+    fn open_by(
+        &self,
+        (client, owner): (ClientId, &[u8]),
+        inode: &Arc<Inode>,
+        access: ShareAccess,
+    ) -> Stateid {
         let pin = self.held.pin(inode);
         let (file, export, deny) = (pin.file(), pin.export(), ShareDeny::None);
-        let (owner, is_reclaim) = (b"o", false);
+        let is_reclaim = false;
         let call = OpenFile {
             client,
             owner,
@@ -327,6 +336,34 @@ fn owners_have_locks_of_their_own_which_end_with_their_open() {
     assert!(!locally(&local, (0, 0), OfdLock::Write), "the other client's lock");
     bed.close(b, &open_b);
     assert!(locally(&local, (0, u64::MAX), OfdLock::Write));
+    assert!(bed.held.lock().files.is_empty());
+}
+
+#[test]
+fn an_owner_keeps_its_descriptor_when_one_of_its_opens_is_closed() {
+    let bed = Bed::new();
+    let client = bed.client(b"c");
+    let reader = bed.open(client, ShareAccess::Read);
+    let writer = bed.open_by((client, b"writer"), &bed.inode, ShareAccess::Both);
+    let at = |offset, length| LockRange { offset, length };
+    bed.lock(client, new(&reader), LockType::Read, at(0, 10)).unwrap();
+    let held = bed.lock(client, new(&writer), LockType::Write, at(5, 10)).unwrap();
+    assert_eq!(bed.held.lock().owners, 1);
+    let local = bed.local_file();
+    assert!(locally(&local, (0, 0), OfdLock::Read), "it is shared");
+    bed.close(client, &reader);
+    assert!(locally(&local, (0, 4), OfdLock::Write));
+    assert!(!locally(&local, (5, 5), OfdLock::Read), "it was locked through the other open last");
+    assert!(!locally(&local, (14, 14), OfdLock::Read));
+    // What the kernel denies goes back to the open that it was locked through.
+    let second = bed.open_by((client, b"second"), &bed.inode, ShareAccess::Both);
+    let denied = bed.lock(client, new(&second), LockType::Read, ALL);
+    assert_eq!(denied, Err(piece(0, 4, LockKind::Write)));
+    bed.close(client, &second);
+    assert!(!locally(&local, (5, 5), OfdLock::Read));
+    bed.unlock(client, &held, ALL);
+    assert!(locally(&local, (0, u64::MAX), OfdLock::Write));
+    bed.close(client, &writer);
     assert!(bed.held.lock().files.is_empty());
 }
 

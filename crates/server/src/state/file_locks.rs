@@ -11,15 +11,16 @@ use super::ranges::{LockKind, Piece, Range, Ranges};
 use super::waiting::Counted;
 use super::{ExportId, LockId};
 
-/// Locks by owner; a lock state stands for its owner.
+/// The locks of a file.
 #[derive(Debug, Default)]
 pub(super) struct FileLocks {
-    owners: BTreeMap<LockId, Ranges>,
+    /// By lock state: none is empty, and those of one owner do not overlap.
+    held: BTreeMap<Holder, Ranges>,
     /// Grants that the kernel is still asked for: as many as LOCKs are at work. Those of one owner
     /// do not overlap.
     unconfirmed: Vec<Unconfirmed>,
     waiters: VecDeque<Waiter>,
-    /// Owners and grants that were asked for conflicts.
+    /// Holders and grants that were asked for conflicts.
     #[cfg(test)]
     pub(super) visits: std::cell::Cell<usize>,
 }
@@ -33,14 +34,22 @@ pub(super) struct Owner {
     pub(super) name: Arc<[u8]>,
 }
 
+/// A lock state, as the holder of the ranges that were locked through it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Holder {
+    pub(super) owner: LockId,
+    /// The number of the lock state.
+    pub(super) state: u64,
+}
+
 /// A granted range that the kernel is still asked for.
 #[derive(Debug)]
 struct Unconfirmed {
-    owner: LockId,
+    holder: Holder,
     range: Range,
-    /// What the owner held there, without what it has unlocked since. The kernel may have it still,
-    /// so it is in the way of others.
-    before: Ranges,
+    /// What the owner held there, through each lock state, without what it has unlocked since. The
+    /// kernel may have it still, so it is in the way of others.
+    before: Vec<(Holder, Ranges)>,
 }
 
 /// A blocking request that was denied. Its client repeats it after a notification, or polls.
@@ -107,18 +116,36 @@ impl From<Ranges> for Freed {
 impl FileLocks {
     #[cfg(test)]
     pub(super) fn is_unused(&self) -> bool {
-        self.owners.is_empty() && self.waiters.is_empty()
+        self.held.is_empty() && self.waiters.is_empty()
     }
 
-    /// The ranges that an owner holds.
-    pub(super) fn of(&self, owner: LockId) -> Option<&Ranges> {
-        self.owners.get(&owner)
+    /// The ranges that were locked through a lock state.
+    pub(super) fn of(&self, holder: Holder) -> Option<&Ranges> {
+        self.held.get(&holder)
+    }
+
+    /// All ranges of an owner, by lock state.
+    fn of_owner(&self, owner: LockId) -> impl Iterator<Item = (Holder, &Ranges)> {
+        let holder = |state| Holder { owner, state };
+        self.held.range(holder(0)..=holder(u64::MAX)).map(|(holder, ranges)| (*holder, ranges))
+    }
+
+    /// What an owner holds within a range, cut to it.
+    pub(super) fn within(&self, owner: LockId, range: Range) -> Ranges {
+        let mut within = Ranges::default();
+        self.of_owner(owner).for_each(|(_, ranges)| within.add(&ranges.within(range)));
+        within
+    }
+
+    /// Whether to unlock `range` splits a piece of an owner.
+    pub(super) fn is_split_by(&self, owner: LockId, range: Range) -> bool {
+        self.of_owner(owner).any(|(_, ranges)| ranges.is_split_by(range))
     }
 
     /// A lock that conflicts with `wanted`, of another owner than `owner`.
     pub(super) fn conflict(&self, owner: Option<LockId>, wanted: Piece) -> Option<(LockId, Piece)> {
-        let held = self.owners.iter().map(|(other, ranges)| (*other, ranges));
-        let before = self.unconfirmed.iter().map(|grant| (grant.owner, &grant.before));
+        let held = self.held.iter().map(|(other, ranges)| (other.owner, ranges));
+        let before = self.unconfirmed.iter().flat_map(Unconfirmed::before);
         let mut others = held.chain(before).filter(|(other, _)| Some(*other) != owner);
         others.find_map(|(other, ranges)| {
             #[cfg(test)]
@@ -129,9 +156,10 @@ impl FileLocks {
 
     /// Whether a lock of this owner is in the way of another's request.
     fn is_blocker(&self, owner: LockId, wanted: Piece) -> bool {
-        let held = self.owners.get(&owner).into_iter();
-        let own = self.unconfirmed.iter().filter(|grant| grant.owner == owner);
-        held.chain(own.map(|grant| &grant.before)).any(|ranges| {
+        let held = self.of_owner(owner).map(|(_, ranges)| ranges);
+        let own = self.unconfirmed.iter().filter(|grant| grant.holder.owner == owner);
+        let before = own.flat_map(Unconfirmed::before).map(|(_, ranges)| ranges);
+        held.chain(before).any(|ranges| {
             #[cfg(test)]
             self.visits.set(self.visits.get() + 1);
             ranges.conflict(wanted).is_some()
@@ -140,71 +168,100 @@ impl FileLocks {
 
     /// Whether the kernel is still asked for a grant of the owner in the range.
     pub(super) fn is_unconfirmed(&self, owner: LockId, range: Range) -> bool {
-        self.unconfirmed.iter().any(|grant| grant.owner == owner && grant.range.overlaps(range))
+        let is_of = |grant: &Unconfirmed| grant.holder.owner == owner;
+        self.unconfirmed.iter().any(|grant| is_of(grant) && grant.range.overlaps(range))
+    }
+
+    /// Whether the kernel is still asked for a grant through a lock state, or for one that gives
+    /// ranges back to it when it is denied.
+    pub(super) fn is_asked_for(&self, holder: Holder) -> bool {
+        let is_given_back =
+            |(other, ranges): &(Holder, Ranges)| *other == holder && !ranges.is_empty();
+        let mut grants = self.unconfirmed.iter();
+        grants.any(|grant| grant.holder == holder || grant.before.iter().any(is_given_back))
     }
 
     /// What the owner held in the range of an unconfirmed grant, without what it has unlocked
     /// since.
-    pub(super) fn before_grant(&self, owner: LockId, range: Range) -> Option<&Ranges> {
-        let is_it = |grant: &&Unconfirmed| grant.owner == owner && grant.range == range;
-        self.unconfirmed.iter().find(is_it).map(|grant| &grant.before)
+    pub(super) fn before_grant(&self, owner: LockId, range: Range) -> Option<Ranges> {
+        let is_it = |grant: &&Unconfirmed| grant.holder.owner == owner && grant.range == range;
+        self.unconfirmed.iter().find(is_it).map(|grant| joined(&grant.before))
     }
 
     /// The ranges of an owner, and those that it has again if its unconfirmed grants are undone, at
     /// most.
     pub(super) fn count_of(&self, owner: LockId) -> usize {
-        let own = self.unconfirmed.iter().filter(|grant| grant.owner == owner);
+        let own = self.unconfirmed.iter().filter(|grant| grant.holder.owner == owner);
         // One more each: a grant may have joined two ranges.
-        let before: usize = own.map(|grant| grant.before.len() + 1).sum();
-        before + self.owners.get(&owner).map_or(0, Ranges::len)
+        let before =
+            own.flat_map(|grant| grant.before().map(|(_, ranges)| ranges.len()).chain([1]));
+        let held = self.of_owner(owner).map(|(_, ranges)| ranges.len());
+        held.chain(before).sum()
     }
 
     /// Grants a lock that the kernel is to be asked for: [`Self::confirm`] and [`Self::undo`] end
-    /// it.
-    pub(super) fn grant(&mut self, owner: LockId, Piece { range, kind }: Piece) {
-        let ranges = self.owners.entry(owner).or_default();
-        let before = ranges.within(range);
-        ranges.lock(range, kind);
-        self.unconfirmed.push(Unconfirmed { owner, range, before });
+    /// it. What the owner held there through other lock states is replaced too.
+    pub(super) fn grant(&mut self, holder: Holder, Piece { range, kind }: Piece) {
+        let before =
+            self.of_owner(holder.owner).map(|(other, ranges)| (other, ranges.within(range)));
+        let before: Vec<_> = before.filter(|(_, ranges)| !ranges.is_empty()).collect();
+        for (other, _) in &before {
+            self.change(*other, |ranges| ranges.unlock(range));
+        }
+        self.change(holder, |ranges| ranges.lock(range, kind));
+        self.unconfirmed.push(Unconfirmed { holder, range, before });
     }
 
     /// Confirms the grant of a range. Returns what the owner held there, without what it has
     /// unlocked since.
     pub(super) fn confirm(&mut self, owner: LockId, range: Range) -> Ranges {
-        let is_it = |grant: &Unconfirmed| grant.owner == owner && grant.range == range;
-        let at = self.unconfirmed.iter().position(is_it);
-        at.map(|at| self.unconfirmed.swap_remove(at).before).unwrap_or_default()
+        joined(&self.end_grant(owner, range))
     }
 
-    /// Takes back the grant of a range.
-    pub(super) fn undo(&mut self, owner: LockId, range: Range) {
-        let before = self.confirm(owner, range);
-        self.change(owner, |ranges| ranges.restore(range, &before));
+    /// Takes back the grant of a range through a lock state.
+    pub(super) fn undo(&mut self, holder: Holder, range: Range) {
+        let before = self.end_grant(holder.owner, range);
+        self.change(holder, |ranges| ranges.unlock(range));
+        for (holder, ranges) in before {
+            self.change(holder, |held| held.add(&ranges));
+        }
+    }
+
+    fn end_grant(&mut self, owner: LockId, range: Range) -> Vec<(Holder, Ranges)> {
+        let is_it = |grant: &Unconfirmed| grant.holder.owner == owner && grant.range == range;
+        let at = self.unconfirmed.iter().position(is_it);
+        at.map(|at| self.unconfirmed.swap_remove(at).before).unwrap_or_default()
     }
 
     /// Unlocks a range of an owner, also for the time when its unconfirmed grants are undone.
     /// Returns what that frees, if any request waits. What was there before a grant is within the
     /// grant.
     pub(super) fn unlock(&mut self, owner: LockId, range: Range) -> Freed {
-        let held = self.owners.get(&owner).filter(|_| self.has_waiters());
-        let freed = held.map(|ranges| ranges.within(range));
-        self.change(owner, |ranges| ranges.unlock(range));
-        let own = self.unconfirmed.iter_mut().filter(|grant| grant.owner == owner);
-        own.for_each(|grant| grant.before.unlock(range));
-        freed.unwrap_or_default().into()
+        let freed = if self.has_waiters() { self.within(owner, range) } else { Ranges::default() };
+        let holders: Vec<_> = self.of_owner(owner).map(|(holder, _)| holder).collect();
+        for holder in holders {
+            self.change(holder, |ranges| ranges.unlock(range));
+        }
+        let own = self.unconfirmed.iter_mut().filter(|grant| grant.holder.owner == owner);
+        own.flat_map(|grant| &mut grant.before).for_each(|(_, ranges)| ranges.unlock(range));
+        freed.into()
     }
 
-    /// Forgets an owner with its ranges and grants. Returns what that frees.
-    pub(super) fn end(&mut self, owner: LockId) -> Freed {
-        self.unconfirmed.retain(|grant| grant.owner != owner);
-        self.owners.remove(&owner).unwrap_or_default().into()
+    /// Forgets a lock state with its ranges, and the last one of an owner with its grants. Returns
+    /// what that frees.
+    pub(super) fn end(&mut self, holder: Holder, is_last: bool) -> Freed {
+        self.unconfirmed.retain_mut(|grant| {
+            grant.before.retain(|(held, _)| *held != holder);
+            grant.holder.owner != holder.owner || !is_last
+        });
+        self.held.remove(&holder).unwrap_or_default().into()
     }
 
-    fn change(&mut self, owner: LockId, change: impl FnOnce(&mut Ranges)) {
-        let ranges = self.owners.entry(owner).or_default();
+    fn change(&mut self, holder: Holder, change: impl FnOnce(&mut Ranges)) {
+        let ranges = self.held.entry(holder).or_default();
         change(ranges);
         if ranges.is_empty() {
-            self.owners.remove(&owner);
+            self.held.remove(&holder);
         }
     }
 
@@ -318,7 +375,7 @@ impl FileLocks {
     }
 
     /// Notices for the owners whose requests can be granted now because of what is freed, in the
-    /// order in which they asked. `lock_of` is the lock state of an owner.
+    /// order in which they asked. `lock_of` gives the [`LockId`] of an owner.
     ///
     /// All locks are searched only for a request whose blocker has gone, and then once for all
     /// requests that the next blocker is in the way of. Otherwise a client that locks and unlocks
@@ -364,7 +421,7 @@ impl FileLocks {
         woken
     }
 
-    /// Whether a lock is in the way of a request. `own` is the lock state of its owner, and
+    /// Whether a lock is in the way of a request. `own` is the [`LockId`] of its owner, and
     /// `blockers` are the owners of locks that were found in the way of others.
     fn is_blocked(
         &self,
@@ -381,6 +438,20 @@ impl FileLocks {
         });
         waiter.blocker.is_some()
     }
+}
+
+impl Unconfirmed {
+    /// What the owner held, and the owner.
+    fn before(&self) -> impl Iterator<Item = (LockId, &Ranges)> {
+        self.before.iter().map(|(holder, ranges)| (holder.owner, ranges))
+    }
+}
+
+/// The ranges of an owner, whatever it has locked them through.
+fn joined(held: &[(Holder, Ranges)]) -> Ranges {
+    let mut joined = Ranges::default();
+    held.iter().for_each(|(_, ranges)| joined.add(ranges));
+    joined
 }
 
 impl Waiter {
@@ -437,7 +508,7 @@ mod tests {
 
     fn lock(locks: &mut FileLocks, id: u64, piece: Piece) {
         assert_eq!(locks.conflict(Some(LockId(id)), piece), None);
-        locks.grant(LockId(id), piece);
+        locks.grant(Holder { owner: LockId(id), state: id }, piece);
         locks.confirm(LockId(id), piece.range);
     }
 

@@ -7,6 +7,7 @@ use proto::nfs4::ClientId;
 use rustc_hash::FxHashMap;
 
 use super::file_locks::{Denied, FileLocks, Freed, Owner};
+use super::lock_states::{LockState, LockStates};
 use super::open_rooms::OpenRooms;
 use super::ranges::{Range, Ranges};
 use super::shares::{Modes, Share, ShareCounts};
@@ -19,7 +20,7 @@ use super::{Effect, ExportId, FileId, LockId, Step};
 pub(super) struct Files {
     files: FxHashMap<FileId, FileState>,
     opens: FxHashMap<u64, Open>,
-    locks: FxHashMap<LockId, LockState>,
+    lock_states: LockStates,
     clients: FxHashMap<ClientId, Holdings>,
     /// What each client has of each file.
     of_files: FxHashMap<(FileId, ClientId), FileCounts>,
@@ -40,6 +41,7 @@ struct FileState {
     opens: HashMap<Owner, u64>,
     shares: ShareCounts,
     lock_owners: HashMap<Owner, LockId>,
+    lock_states: usize,
     locks: FileLocks,
 }
 
@@ -52,7 +54,8 @@ pub(super) struct Open {
     /// The user who opened it, unless several did.
     pub(super) user: Option<u32>,
     pub(super) seqid: u32,
-    locks: BTreeSet<LockId>,
+    /// The lock states below it, by their numbers.
+    pub(super) lock_states: BTreeSet<u64>,
 }
 
 /// What an OPEN changes of an open that is there.
@@ -61,16 +64,6 @@ pub(super) struct OpenBefore {
     modes: Modes,
     user: Option<u32>,
     seqid: u32,
-}
-
-/// A lock owner's grip on a file.
-#[derive(Debug)]
-pub(super) struct LockState {
-    pub(super) owner: Owner,
-    pub(super) file: FileId,
-    /// The open that it began from.
-    pub(super) open: u64,
-    pub(super) seqid: u32,
 }
 
 /// Opens and lock states of a file, of all clients or of one.
@@ -105,7 +98,7 @@ struct Holdings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StateKey {
     Open(u64),
-    Lock(LockId),
+    Lock(u64),
 }
 
 impl Files {
@@ -113,8 +106,9 @@ impl Files {
         &self.opens[&number]
     }
 
-    pub(super) fn lock(&self, id: LockId) -> &LockState {
-        &self.locks[&id]
+    /// The lock states of all clients.
+    pub(super) fn lock_states(&self) -> &LockStates {
+        &self.lock_states
     }
 
     /// The state of a number, if there is one.
@@ -122,8 +116,7 @@ impl Files {
         if self.opens.contains_key(&number) {
             return Some(StateKey::Open(number));
         }
-        let id = LockId(number);
-        self.locks.contains_key(&id).then_some(StateKey::Lock(id))
+        self.lock_states.contains(number).then_some(StateKey::Lock(number))
     }
 
     /// The client, the file and the seqid of a state.
@@ -133,9 +126,10 @@ impl Files {
                 let open = self.open(number);
                 (open.owner.client, open.file, open.seqid)
             }
-            StateKey::Lock(id) => {
-                let lock = self.lock(id);
-                (lock.owner.client, lock.file, lock.seqid)
+            StateKey::Lock(number) => {
+                let LockState { lock, seqid, .. } = self.lock_states.get(number);
+                let (client, file) = self.lock_states.client_and_file(lock);
+                (client, file, seqid)
             }
         }
     }
@@ -144,7 +138,7 @@ impl Files {
     pub(super) fn open_below(&self, key: StateKey) -> u64 {
         match key {
             StateKey::Open(number) => number,
-            StateKey::Lock(id) => self.lock(id).open,
+            StateKey::Lock(number) => self.lock_states.get(number).open,
         }
     }
 
@@ -177,7 +171,7 @@ impl Files {
     pub(super) fn file_counts(&self, file: FileId) -> FileCounts {
         let counts = |file: &FileState| FileCounts {
             opens: file.opens.len(),
-            lock_states: file.lock_owners.len(),
+            lock_states: file.lock_states,
         };
         self.files.get(&file).map(counts).unwrap_or_default()
     }
@@ -187,11 +181,6 @@ impl Files {
         self.of_files.get(&(file, client)).copied().unwrap_or_default()
     }
 
-    /// Lock states of all clients.
-    pub(super) fn lock_states(&self) -> usize {
-        self.locks.len()
-    }
-
     /// Lock states of this client.
     pub(super) fn lock_states_of(&self, client: ClientId) -> usize {
         self.clients.get(&client).map_or(0, |held| held.locks)
@@ -199,7 +188,7 @@ impl Files {
 
     /// Lock states and locked ranges of all clients.
     pub(super) fn locks_and_ranges(&self) -> usize {
-        self.locks.len() + self.ranges
+        self.lock_states.len() + self.ranges
     }
 
     /// Lock states and locked ranges of this client.
@@ -228,14 +217,21 @@ impl Files {
         self.files.get(&file)?.opens.get(owner).copied()
     }
 
-    /// The lock state of an owner.
+    /// The locks of an owner.
     pub(super) fn lock_of(&self, file: FileId, owner: &Owner) -> Option<LockId> {
         self.files.get(&file)?.lock_owners.get(owner).copied()
     }
 
+    /// The lock state of an owner below an open.
+    pub(super) fn lock_state_of(&self, open: u64, owner: &Owner) -> Option<u64> {
+        let open = self.open(open);
+        let lock = self.lock_of(open.file, owner)?;
+        open.lock_states.iter().copied().find(|number| self.lock_states.get(*number).lock == lock)
+    }
+
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        let has_states = !self.opens.is_empty() || !self.locks.is_empty();
+        let has_states = !self.opens.is_empty() || !self.lock_states.is_empty();
         let has_room = self.rooms.all().opens > 0;
         let is_counted = self.ranges > 0 || self.names_bytes > 0 || has_room;
         let is_indexed = !self.clients.is_empty() || !self.of_files.is_empty();
@@ -290,8 +286,8 @@ impl Files {
         self.of_files.entry((file, owner.client)).or_default().opens += 1;
         held.names_bytes += owner.name.len();
         self.names_bytes += owner.name.len();
-        let (user, locks) = (Some(user), BTreeSet::new());
-        let open = Open { owner, file, modes, user, seqid: 1, locks };
+        let (user, lock_states) = (Some(user), BTreeSet::new());
+        let open = Open { owner, file, modes, user, seqid: 1, lock_states };
         self.opens.insert(number, open);
         (number, true)
     }
@@ -324,8 +320,7 @@ impl Files {
 
     /// The numbers of an open and of the lock states that belong to it.
     pub(super) fn states_below(&self, number: u64) -> Vec<u64> {
-        let locks = self.open(number).locks.iter().map(|lock| lock.0);
-        std::iter::once(number).chain(locks).collect()
+        std::iter::once(number).chain(self.open(number).lock_states.iter().copied()).collect()
     }
 
     /// Closes an open, with the locks that belong to it.
@@ -337,11 +332,12 @@ impl Files {
 
     /// Closes an open; the caller wakes those that wait for what that frees.
     fn end_open(&mut self, number: u64, step: &mut Step) -> Freed {
-        let locks = std::mem::take(&mut self.opens.get_mut(&number).expect("known").locks);
+        let open = self.opens.get_mut(&number).expect("known");
+        let lock_states = std::mem::take(&mut open.lock_states);
         let mut freed = Freed::default();
         let has_waiters = self.locks(self.open(number).file).is_some_and(FileLocks::has_waiters);
-        for id in locks {
-            let ended = self.end_lock(id, step);
+        for state in lock_states {
+            let ended = self.end_lock_state(state, step);
             if has_waiters {
                 freed.add(&ended);
             }
@@ -368,79 +364,106 @@ impl Files {
         freed
     }
 
-    /// The lock state of an owner below an open, made if it is new.
-    pub(super) fn add_lock(&mut self, open: u64, owner: Owner) -> LockId {
-        let file = self.open(open).file;
-        if let Some(id) = self.lock_of(file, &owner) {
-            return id;
-        }
-        let id = LockId(self.next_number());
-        self.opens.get_mut(&open).expect("known").locks.insert(id);
+    /// Adds the lock state of an owner below an open.
+    pub(super) fn add_lock_state(&mut self, open: u64, owner: Owner) -> u64 {
+        let (file, number) = (self.open(open).file, self.next_number());
+        let new = LockId(self.next_number());
+        self.opens.get_mut(&open).expect("known").lock_states.insert(number);
         let state = self.files.get_mut(&file).expect("an open file has state");
-        state.lock_owners.insert(owner.clone(), id);
+        let lock = *state.lock_owners.entry(owner.clone()).or_insert(new);
+        state.lock_states += 1;
         let held = self.clients.get_mut(&owner.client).expect("it holds an open");
         held.locks += 1;
         self.of_files.entry((file, owner.client)).or_default().lock_states += 1;
         held.names_bytes += owner.name.len();
         self.names_bytes += owner.name.len();
-        self.locks.insert(id, LockState { owner, file, open, seqid: 0 });
-        id
+        self.lock_states.add(number, LockState { lock, open, seqid: 0 }, owner, file);
+        number
     }
 
-    /// Removes a lock state and unlocks its ranges.
-    pub(super) fn remove_lock(&mut self, id: LockId, step: &mut Step) {
-        let file = self.lock(id).file;
-        let freed = self.end_lock(id, step);
+    /// Whether a lock state cannot end by itself now: its owner has others, and the kernel is asked
+    /// for a lock that it has a part in. A denied one leaves them as they were before.
+    pub(super) fn is_tied(&self, number: u64) -> bool {
+        let holder = self.lock_states.holder(number);
+        let (_, file) = self.lock_states.client_and_file(holder.owner);
+        self.lock_states.count_of(holder.owner) > 1 && self.files[&file].locks.is_asked_for(holder)
+    }
+
+    /// Removes a lock state and unlocks what was locked through it.
+    pub(super) fn remove_lock_state(&mut self, number: u64, step: &mut Step) {
+        let (_, file) = self.lock_states.client_and_file(self.lock_states.get(number).lock);
+        let freed = self.end_lock_state(number, step);
         self.wake(file, &freed, step);
     }
 
     /// Removes a lock state; the caller wakes those that wait for what that frees.
-    fn end_lock(&mut self, id: LockId, step: &mut Step) -> Freed {
-        let freed = self.change_locks(id, |locks| locks.end(id));
-        let lock = self.locks.remove(&id).expect("the caller has looked it up");
-        if let Some(open) = self.opens.get_mut(&lock.open) {
-            open.locks.remove(&id);
+    fn end_lock_state(&mut self, number: u64, step: &mut Step) -> Freed {
+        let LockState { lock, open, .. } = self.lock_states.get(number);
+        let holder = self.lock_states.holder(number);
+        let is_last = self.lock_states.count_of(lock) == 1;
+        let freed = self.change_locks(lock, |locks| locks.end(holder, is_last));
+        if let Some(open) = self.opens.get_mut(&open) {
+            open.lock_states.remove(&number);
         }
-        let state = self.files.get_mut(&lock.file).expect("a locked file has state");
-        state.lock_owners.remove(&lock.owner);
-        let held = self.clients.get_mut(&lock.owner.client).expect("it holds a lock");
+        let (client, file) = self.lock_states.client_and_file(lock);
+        let owner = self.lock_states.owner(lock);
+        let name_bytes = owner.name.len();
+        let state = self.files.get_mut(&file).expect("a locked file has state");
+        state.lock_states -= 1;
+        if is_last {
+            state.lock_owners.remove(owner);
+            step.effects.push(Effect::Release { file, lock });
+        } else if let Some(range) = freed.ranges.span() {
+            step.effects.push(Effect::Unlock { file, lock, range });
+        }
+        let held = self.clients.get_mut(&client).expect("it holds a lock");
         held.locks -= 1;
-        let of_file = (lock.file, lock.owner.client);
-        self.of_files.get_mut(&of_file).expect("it holds a lock").lock_states -= 1;
-        held.names_bytes -= lock.owner.name.len();
-        self.names_bytes -= lock.owner.name.len();
-        step.effects.push(Effect::Release { file: lock.file, lock: id });
-        self.tidy(lock.file, lock.owner.client);
+        self.of_files.get_mut(&(file, client)).expect("it holds a lock").lock_states -= 1;
+        held.names_bytes -= name_bytes;
+        self.names_bytes -= name_bytes;
+        self.lock_states.remove(number);
+        self.tidy(file, client);
         freed
     }
 
-    /// The ranges that a lock state holds.
-    pub(super) fn ranges(&self, id: LockId) -> Option<&Ranges> {
-        self.files.get(&self.locks.get(&id)?.file)?.locks.of(id)
+    /// What a lock owner holds within a range: nothing, if it has no lock state any more.
+    pub(super) fn held(&self, lock: LockId, range: Range) -> Ranges {
+        if !self.lock_states.has(lock) {
+            return Ranges::default();
+        }
+        let (_, file) = self.lock_states.client_and_file(lock);
+        self.files[&file].locks.within(lock, range)
     }
 
-    /// Changes the locks of a lock state.
+    /// The ranges that were locked through a lock state.
+    pub(super) fn ranges(&self, number: u64) -> Option<&Ranges> {
+        let holder = self.lock_states.holder(number);
+        let (_, file) = self.lock_states.client_and_file(holder.owner);
+        self.files[&file].locks.of(holder)
+    }
+
+    /// Changes the locks of an owner.
     pub(super) fn change_locks<T>(
         &mut self,
         id: LockId,
         change: impl FnOnce(&mut FileLocks) -> T,
     ) -> T {
-        let lock = &self.locks[&id];
-        let locks = &mut self.files.get_mut(&lock.file).expect("a locked file has state").locks;
+        let (client, file) = self.lock_states.client_and_file(id);
+        let locks = &mut self.files.get_mut(&file).expect("a locked file has state").locks;
         let before = locks.count_of(id);
         let changed = change(locks);
         let grown = locks.count_of(id).cast_signed() - before.cast_signed();
-        let held = self.clients.get_mut(&lock.owner.client).expect("it holds a lock");
+        let held = self.clients.get_mut(&client).expect("it holds a lock");
         let add = |count: usize| count.checked_add_signed(grown).expect("ranges are counted");
         (held.ranges, self.ranges) = (add(held.ranges), add(self.ranges));
         changed
     }
 
     /// Counts a change of a lock state; returns its stateid's new seqid.
-    pub(super) fn advance_lock(&mut self, id: LockId) -> u32 {
-        let lock = self.locks.get_mut(&id).expect("the caller has looked it up");
-        lock.seqid = next_seqid(lock.seqid);
-        lock.seqid
+    pub(super) fn advance_lock_state(&mut self, number: u64) -> u32 {
+        let seqid = next_seqid(self.lock_states.get(number).seqid);
+        self.lock_states.set_seqid(number, seqid);
+        seqid
     }
 
     /// The locks and waiting requests of a file.
@@ -505,13 +528,16 @@ impl Files {
     pub(super) fn remove_client(&mut self, client: ClientId, step: &mut Step) {
         let Some(held) = self.clients.get(&client) else { return };
         let opens: Vec<_> = held.opens.iter().copied().collect();
-        let mut files = BTreeMap::<_, Freed>::new();
+        let (mut files, begun) = (BTreeMap::<_, Freed>::new(), step.effects.len());
         for number in opens {
             let file = self.open(number).file;
             let freed = self.end_open(number, step);
             files.entry(file).or_default().add(&freed);
         }
         assert!(!self.clients.contains_key(&client), "all its state hangs on its opens");
+        // The last lock state of each owner releases what the others held too.
+        let is_unlock = |effect: &mut Effect| matches!(effect, Effect::Unlock { .. });
+        step.effects.extract_if(begun.., is_unlock).for_each(drop);
         // Each file once, when all is freed.
         files.into_iter().for_each(|(file, freed)| self.wake(file, &freed, step));
     }

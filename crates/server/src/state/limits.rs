@@ -37,7 +37,7 @@ pub(crate) struct Limits {
     pub(crate) opens_max: usize,
     /// Opens of one address.
     pub(crate) peer_opens_max: usize,
-    /// Lock states of all clients: each has a descriptor.
+    /// Lock states of all clients. Those of one owner in a file share one descriptor.
     pub(crate) lock_owners_max: usize,
     /// Lock states of one address.
     pub(crate) peer_lock_owners_max: usize,

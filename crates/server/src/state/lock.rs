@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use proto::nfs4::{ClientId, FileHandle, LockRange, LockType, ShareAccess, Stateid, Status};
 
-use super::file_locks::{Denied, FileLocks, Freed, Owner, PEER_WAITERS_MAX, WAITERS_MAX};
+use super::file_locks::{Denied, FileLocks, Freed, Holder, Owner, PEER_WAITERS_MAX, WAITERS_MAX};
 use super::files::{Files, StateKey, WaiterBounds};
+use super::lock_states::LockState;
 use super::ranges::{LockKind, Piece, Range};
 use super::registry::{State, Table};
 use super::shares::Share;
@@ -27,7 +28,7 @@ pub(crate) struct Lock<'a> {
 /// Whose lock it is to be: `locker4`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum LockTarget<'a> {
-    /// An owner without a stateid for the file yet, by the stateid of an open.
+    /// An owner without a stateid below the open yet, by the stateid of that.
     New { open: &'a Stateid, owner: &'a [u8] },
     /// By the stateid of an earlier LOCK.
     Known(&'a Stateid),
@@ -60,6 +61,8 @@ pub(crate) struct LockGrant {
     /// That of the owner's open, through whose mount the file is opened for the lock.
     pub(crate) export: ExportId,
     pub(crate) lock: LockId,
+    /// The number of the lock state.
+    state: u64,
     pub(crate) piece: Piece,
     /// Whether the owner may write to the file, so that its descriptor can.
     pub(crate) is_writable: bool,
@@ -70,7 +73,7 @@ pub(crate) struct LockGrant {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TestedLock {
     pub(crate) wanted: Piece,
-    /// The lock state of the owner in the file, if it has one.
+    /// The locks of the owner in the file, if it has any.
     pub(crate) own: Option<LockId>,
 }
 
@@ -95,7 +98,7 @@ impl State {
         let mut table = self.lock();
         table.check_claim(call.client, call.is_reclaim)?;
         let piece = Piece { range: Range::new(call.range)?, kind: call.kind.into() };
-        let (open, owner) = self.lock_owner(&table, call)?;
+        let (open, owner, known) = self.lock_owner(&table, call)?;
         let share = table.files.open(open).modes.share();
         let needed = if call.kind.is_write() { ShareAccess::Write } else { ShareAccess::Read };
         if !share.allows(Share::of_access(needed)) {
@@ -128,13 +131,14 @@ impl State {
             return Err(Status::Delay.into());
         }
         self.make_room_for_lock(&mut table, call.client, step)?;
-        if table.files.lock_of(call.file, &owner).is_none() {
+        if known.is_none() {
             self.make_room_for_lock_owner(&mut table, call, owner.name.len(), step)?;
         }
-        let lock = table.files.add_lock(open, owner.clone());
-        let mut has_ended = false;
+        let state = known.unwrap_or_else(|| table.files.add_lock_state(open, owner.clone()));
+        let holder = table.files.lock_states().holder(state);
+        let (lock, mut has_ended) = (holder.owner, false);
         table.files.change_locks(lock, |locks| {
-            locks.grant(lock, piece);
+            locks.grant(holder, piece);
             has_ended = locks.stop_waiting(&owner, piece.range);
         });
         if has_ended {
@@ -143,7 +147,7 @@ impl State {
         }
         table.settle_records(step);
         let (file, export) = (call.file, owner.export);
-        Ok(LockGrant { file, export, lock, piece, is_writable: share.writes() })
+        Ok(LockGrant { file, export, lock, state, piece, is_writable: share.writes() })
     }
 
     /// The stateid of a lock that the kernel has granted too.
@@ -156,41 +160,48 @@ impl State {
         step: &mut Step,
     ) -> Result<Stateid, Status> {
         let mut table = self.lock();
-        if table.files.key(grant.lock.0).is_none() {
-            // The effect that released it came before the kernel's lock.
-            step.effects.push(Effect::Release { file: grant.file, lock: grant.lock });
+        let LockGrant { file, lock, state, piece, .. } = grant;
+        let range = piece.range;
+        if !table.files.lock_states().contains(state) {
+            // The kernel's lock has replaced what the owner held there before.
+            abandon(&mut table, &grant, |locks| locks.confirm(lock, range).into(), step);
             return Err(Status::BadStateid);
         }
-        let LockGrant { file, lock, piece, .. } = grant;
-        let range = piece.range;
         let before = table.files.change_locks(lock, |locks| locks.confirm(lock, range));
         let has_shared = before.iter().any(|before| before.kind != piece.kind);
-        if !table.files.ranges(lock).is_some_and(|ranges| ranges.holds(piece)) {
+        if !table.files.ranges(state).is_some_and(|ranges| ranges.holds(piece)) {
             // A LOCKU came between, and its effect perhaps before the kernel's lock.
             step.effects.push(Effect::Unlock { file, lock, range });
         }
-        let seqid = table.files.advance_lock(lock);
+        let seqid = table.files.advance_lock_state(state);
         table.settle_records(step);
         if has_shared && piece.kind == LockKind::Read {
             table.files.wake(file, &Freed::from(before), step);
         }
-        Ok(self.stateid(lock.0, seqid))
+        Ok(self.stateid(state, seqid))
     }
 
     /// Takes back a lock that the kernel has denied.
     pub(crate) fn undo_lock(&self, grant: LockGrant, step: &mut Step) {
         let mut table = self.lock();
-        if table.files.key(grant.lock.0).is_none() {
-            // The effect that released it came before the kernel was asked.
-            step.effects.push(Effect::Release { file: grant.file, lock: grant.lock });
+        let LockGrant { file, lock, state, piece: Piece { range, .. }, .. } = grant;
+        let holder = Holder { owner: lock, state };
+        let undo = |locks: &mut FileLocks| {
+            locks.undo(holder, range);
+            Freed::default()
+        };
+        if !table.files.lock_states().contains(state) {
+            abandon(&mut table, &grant, undo, step);
             return;
         }
-        let LockGrant { file, lock, piece: Piece { range, .. }, .. } = grant;
-        table.files.change_locks(lock, |locks| locks.undo(lock, range));
-        let is_unused = table.files.ranges(lock).is_none();
-        if is_unused && table.files.lock(lock).seqid == 0 {
-            table.files.remove_lock(lock, step);
-        } else {
+        table.files.change_locks(lock, undo);
+        let is_asked_for =
+            || table.files.locks(file).is_some_and(|locks| locks.is_asked_for(holder));
+        let is_unused = table.files.ranges(state).is_none() && !is_asked_for();
+        if is_unused && table.files.lock_states().get(state).seqid == 0 {
+            table.files.remove_lock_state(state, step);
+        }
+        if table.files.lock_states().has(lock) {
             // An earlier LOCKU left to the kernel what this grant had taken over.
             step.effects.push(Effect::Unlock { file, lock, range });
         }
@@ -200,20 +211,18 @@ impl State {
     /// What the owner of a lock held in the file before it was granted.
     pub(crate) fn pieces_before(&self, grant: &LockGrant) -> Vec<Piece> {
         let table = self.lock();
-        let Some(ranges) = table.files.ranges(grant.lock) else { return Vec::new() };
-        let (mut ranges, range) = (ranges.clone(), grant.piece.range);
+        let (mut ranges, range) = (table.files.held(grant.lock, Range::ALL), grant.piece.range);
         let locks = table.files.locks(grant.file);
         match locks.and_then(|locks| locks.before_grant(grant.lock, range)) {
-            Some(before) => ranges.restore(range, before),
+            Some(before) => ranges.restore(range, &before),
             None => ranges.unlock(range),
         }
         ranges.iter().collect()
     }
 
-    /// The parts of a range that a lock state does not hold: all, if there is no such state.
+    /// The parts of a range that a lock owner does not hold: all, if it has no lock state any more.
     pub(crate) fn unheld(&self, lock: LockId, range: Range) -> Vec<Range> {
-        let table = self.lock();
-        table.files.ranges(lock).map_or_else(|| vec![range], |ranges| ranges.gaps(range))
+        self.lock().files.held(lock, range).gaps(range)
     }
 
     /// LOCKT: whether a lock could be granted, as far as is known here.
@@ -242,7 +251,8 @@ impl State {
         }
     }
 
-    /// LOCKU. What the owner does not hold in the range does not matter.
+    /// LOCKU. What the owner does not hold in the range does not matter, nor through which of its
+    /// opens it has locked the rest.
     ///
     /// # Errors
     /// `BadStateid`, `OldStateid`, `Inval`; `Delay` when there are too many ranges to split one.
@@ -256,33 +266,41 @@ impl State {
     ) -> Result<Stateid, Status> {
         let mut table = self.lock();
         let range = Range::new(range)?;
-        let StateKey::Lock(lock) = self.key_of(&table, client, stateid, file)? else {
+        let StateKey::Lock(state) = self.key_of(&table, client, stateid, file)? else {
             return Err(Status::BadStateid);
         };
-        if table.files.ranges(lock).is_some_and(|ranges| ranges.is_split_by(range)) {
+        let lock = table.files.lock_states().get(state).lock;
+        if table.files.locks(file).is_some_and(|locks| locks.is_split_by(lock, range)) {
             self.make_room_for_lock(&mut table, client, step)?;
         }
         let freed = table.files.change_locks(lock, |locks| locks.unlock(lock, range));
-        // The descriptor stays with the lock state: the owner may be locking again already.
+        // The descriptor stays with the owner, which may be locking again already.
         step.effects.push(Effect::Unlock { file, lock, range });
         table.files.wake(file, &freed, step);
-        let seqid = table.files.advance_lock(lock);
-        Ok(self.stateid(lock.0, seqid))
+        let seqid = table.files.advance_lock_state(state);
+        Ok(self.stateid(state, seqid))
     }
 
-    /// The open below which a lock is to be, and its owner.
-    fn lock_owner(&self, table: &Table, call: &Lock<'_>) -> Result<(u64, Owner), Status> {
+    /// The open below which a lock is to be, its owner, and the lock state that this has there.
+    fn lock_owner(
+        &self,
+        table: &Table,
+        call: &Lock<'_>,
+    ) -> Result<(u64, Owner, Option<u64>), Status> {
         match call.target {
             LockTarget::New { open, owner } => {
                 let open = self.open_number(table, call.client, open, call.file)?;
                 let Owner { client, export, .. } = table.files.open(open).owner;
-                Ok((open, Owner { client, export, name: owner.into() }))
+                let owner = Owner { client, export, name: owner.into() };
+                let known = table.files.lock_state_of(open, &owner);
+                Ok((open, owner, known))
             }
             LockTarget::Known(stateid) => {
                 match self.key_of(table, call.client, stateid, call.file)? {
-                    StateKey::Lock(id) => {
-                        let lock = table.files.lock(id);
-                        Ok((lock.open, lock.owner.clone()))
+                    StateKey::Lock(number) => {
+                        let LockState { lock, open, .. } = table.files.lock_states().get(number);
+                        let owner = table.files.lock_states().owner(lock).clone();
+                        Ok((open, owner, Some(number)))
                     }
                     StateKey::Open(_) => Err(Status::BadStateid),
                 }
@@ -290,7 +308,7 @@ impl State {
         }
     }
 
-    /// A lock of another owner in the way, and its lock state, after expired clients have made way.
+    /// A lock of another owner in the way, and that owner, after expired clients have made way.
     fn conflict(
         &self,
         table: &mut Table,
@@ -302,7 +320,7 @@ impl State {
         loop {
             let own = table.files.lock_of(file, owner);
             let (id, piece) = table.files.locks(file)?.conflict(own, wanted)?;
-            let holder = table.files.lock(id).owner.clone();
+            let holder = table.files.lock_states().owner(id).clone();
             let is_other = holder.client != owner.client;
             if !is_other || !self.forget_expired(table, [holder.client], step) {
                 return Some((id, Conflict::new(&holder, piece)));
@@ -346,7 +364,7 @@ impl State {
         step: &mut Step,
     ) -> Result<(), Status> {
         let is_peer_full = |table: &Table| {
-            let all = table.files.lock_states();
+            let all = table.files.lock_states().len();
             let own = Files::lock_states_of;
             let of_file = table.files.file_counts(call.file).lock_states;
             let own_of_file =
@@ -357,13 +375,31 @@ impl State {
                 || self.is_peer_full_of_names(table, call.client, name_bytes)
         };
         let is_full = |table: &Table| {
-            let all = table.files.lock_states();
+            let all = table.files.lock_states().len();
             let of_file = table.files.file_counts(call.file).lock_states;
             all >= self.limits.lock_owners_max
                 || of_file >= self.limits.file_lock_owners_max
                 || self.is_full_of_names(table, name_bytes)
         };
         self.make_room(table, call.client, Bounded::LockOwners, (is_peer_full, is_full), step)
+    }
+}
+
+/// Gives up a grant whose lock state has ended: the effects of that came before the kernel's lock.
+/// If the owner has others, `end` ends the grant, and returns what that frees.
+fn abandon(
+    table: &mut Table,
+    grant: &LockGrant,
+    end: impl FnOnce(&mut FileLocks) -> Freed,
+    step: &mut Step,
+) {
+    let LockGrant { file, lock, piece: Piece { range, .. }, .. } = *grant;
+    if table.files.lock_states().has(lock) {
+        let freed = table.files.change_locks(lock, end);
+        step.effects.push(Effect::Unlock { file, lock, range });
+        table.files.wake(file, &freed, step);
+    } else {
+        step.effects.push(Effect::Release { file, lock });
     }
 }
 

@@ -27,6 +27,7 @@ mod hold_offs;
 mod lease;
 mod limits;
 mod lock;
+mod lock_states;
 mod open;
 mod open_rooms;
 mod ranges;
@@ -84,7 +85,7 @@ pub(crate) struct FileId(pub(crate) u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ExportId(pub(crate) u64);
 
-/// A lock owner's grip on a file.
+/// A lock owner's grip on a file, through all its opens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct LockId(pub(crate) u64);
 
@@ -136,9 +137,10 @@ pub(crate) enum Effect {
     Records,
     /// An open ended: it pins its file no longer in the export.
     Unpin { file: FileId, export: ExportId },
-    /// What the lock state does not hold in the range any more is to be unlocked.
+    /// What the lock owner does not hold in the range any more is to be unlocked.
     Unlock { file: FileId, lock: LockId, range: Range },
-    /// A lock state ended: its ranges are unlocked and its descriptors closed.
+    /// The last lock state of an owner in a file ended: its ranges are unlocked and its descriptor
+    /// closed.
     Release { file: FileId, lock: LockId },
     /// The owner's blocking request can be granted now: CB_NOTIFY_LOCK.
     NotifyLock { client: ClientId, notice: Notice },

@@ -281,11 +281,12 @@ impl State {
         Ok(self.stateid(number, table.files.open(number).seqid))
     }
 
-    /// CLOSE, RFC 8881 §18.2. Locks below the open are released. The stateid that it returns is not
-    /// valid for anything.
+    /// CLOSE, RFC 8881 §18.2. What was locked through the open is released. The stateid that it
+    /// returns is not valid for anything.
     ///
     /// # Errors
-    /// `BadStateid`, `OldStateid`.
+    /// `BadStateid`, `OldStateid`; `Delay` while the kernel is asked for a lock through this open,
+    /// or for one that has taken ranges from it, of an owner that locks through others too.
     pub(crate) fn close(
         &self,
         client: ClientId,
@@ -295,6 +296,9 @@ impl State {
     ) -> Result<Stateid, Status> {
         let mut table = self.lock();
         let number = self.open_number(&table, client, stateid, file)?;
+        if table.files.open(number).lock_states.iter().any(|state| table.files.is_tied(*state)) {
+            return Err(Status::Delay);
+        }
         table.files.remove_open(number, step);
         Ok(Stateid::INVALID)
     }

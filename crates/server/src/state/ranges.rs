@@ -168,6 +168,17 @@ impl Ranges {
         }
     }
 
+    /// From the first locked byte to the last.
+    pub(super) fn span(&self) -> Option<Range> {
+        let span = |pieces: &BTreeMap<u64, u64>| {
+            let (first, _) = pieces.first_key_value()?;
+            let (_, last) = pieces.last_key_value()?;
+            Some(Range { first: *first, last: *last })
+        };
+        let spans = [&self.shared, &self.exclusive].into_iter().filter_map(span);
+        spans.reduce(|a, b| Range { first: a.first.min(b.first), last: a.last.max(b.last) })
+    }
+
     /// Whether to unlock `range` leaves a piece on either side of it.
     pub(super) fn is_split_by(&self, range: Range) -> bool {
         let reaches_beyond =
@@ -301,6 +312,9 @@ mod tests {
                     prop_assert_eq!(found.is_some(), bytes_of.iter().any(conflicts));
                     prop_assert!(found.is_none_or(|found| found.conflicts(wanted)));
                 }
+                let first = (0..BYTES).find(|byte| model[usize::from(*byte)].is_some());
+                let last = (0..BYTES).rfind(|byte| model[usize::from(*byte)].is_some());
+                prop_assert_eq!(ranges.span(), first.zip(last).map(range));
                 let runs = model.chunk_by(|a, b| a == b).filter(|run| run[0].is_some()).count();
                 prop_assert_eq!(ranges.len(), runs, "neighbours of one kind are one range");
             }

@@ -25,7 +25,9 @@ impl State {
     /// revoked state.
     ///
     /// # Errors
-    /// `BadStateid`, `OldStateid`; `LocksHeld` for an open and for a state with locks.
+    /// `BadStateid`, `OldStateid`; `LocksHeld` for an open and for a state with locks; `Delay`
+    /// while the kernel is asked for a lock through it, or for one that has taken ranges from it,
+    /// of an owner that has other lock states.
     pub(crate) fn free_stateid(
         &self,
         client: ClientId,
@@ -43,17 +45,20 @@ impl State {
             return freed;
         }
         match self.key(&table, client, stateid)? {
-            StateKey::Lock(id) if table.files.ranges(id).is_none() => {
-                table.files.remove_lock(id, step);
+            StateKey::Lock(number) if table.files.ranges(number).is_none() => {
+                if table.files.is_tied(number) {
+                    return Err(Status::Delay);
+                }
+                table.files.remove_lock_state(number, step);
                 Ok(())
             }
             StateKey::Lock(_) | StateKey::Open(_) => Err(Status::LocksHeld),
         }
     }
 
-    /// Whether there is such a lock state.
+    /// Whether a lock owner still has a lock state in a file.
     pub(crate) fn has_lock(&self, lock: LockId) -> bool {
-        self.lock().files.key(lock.0).is_some()
+        self.lock().files.lock_states().has(lock)
     }
 
     /// The stateid of a state as it is now.

@@ -20,6 +20,7 @@ use super::*;
 
 mod delegations;
 mod grace;
+mod lock_states;
 mod model;
 
 /// Failures are reproduced by the printed input, not by files in the source tree.

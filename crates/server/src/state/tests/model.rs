@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use self::grants::ModelGrant;
-use self::locks::ModelLocks;
+use self::locks::{ModelBytes, ModelLocks};
 use super::*;
 
 mod delegations;
@@ -40,6 +40,8 @@ enum Action {
     },
     Lock {
         owner: u8,
+        /// The owner of the open.
+        through: u8,
         bytes: (usize, usize),
         kind: LockType,
         /// Whether the kernel grants it; without, it is still to answer.
@@ -56,10 +58,12 @@ enum Action {
     },
     Unlock {
         owner: u8,
+        through: u8,
         bytes: (usize, usize),
     },
     Free {
         owner: u8,
+        through: u8,
     },
     Read,
     /// A grant after an open for reading; the kernel has no objection.
@@ -103,14 +107,17 @@ fn any_action() -> impl Strategy<Value = Action> {
         2 => (0..2u8, any_access(), any_deny())
             .prop_map(|(owner, access, deny)| Action::Downgrade { owner, access, deny }),
         2 => (0..2u8).prop_map(|owner| Action::Close { owner }),
-        9 => (0..2u8, any_bytes(), kind(), any_answer()).prop_map(
-            |(owner, bytes, kind, kernel_grants)| Action::Lock { owner, bytes, kind, kernel_grants }
+        9 => (0..2u8, 0..2u8, any_bytes(), kind(), any_answer()).prop_map(
+            |(owner, through, bytes, kind, kernel_grants)| {
+                Action::Lock { owner, through, bytes, kind, kernel_grants }
+            }
         ),
         4 => prop::bool::weighted(0.5).prop_map(|kernel_grants| Action::Answer { kernel_grants }),
         2 => (0..2u8, any_bytes(), kind())
             .prop_map(|(owner, bytes, kind)| Action::Test { owner, bytes, kind }),
-        4 => (0..2u8, any_bytes()).prop_map(|(owner, bytes)| Action::Unlock { owner, bytes }),
-        1 => (0..2u8).prop_map(|owner| Action::Free { owner }),
+        4 => (0..2u8, 0..2u8, any_bytes())
+            .prop_map(|(owner, through, bytes)| Action::Unlock { owner, through, bytes }),
+        2 => (0..2u8, 0..2u8).prop_map(|(owner, through)| Action::Free { owner, through }),
         2 => Just(Action::Read),
         6 => Just(Action::Delegate),
         2 => Just(Action::Return),
@@ -164,7 +171,7 @@ struct Model {
     granted: BTreeSet<DelegationId>,
     /// New opens, and their ends.
     pins: BTreeMap<u64, i64>,
-    /// Lock states that the kernel knows.
+    /// Lock owners that the kernel knows.
     mirrored: BTreeSet<LockId>,
     /// Clients with a record on the disk.
     recorded: BTreeSet<usize>,
@@ -356,14 +363,22 @@ impl Model {
     }
 
     fn close(&mut self, key: Key) -> Result<(), TestCaseError> {
-        let Some(open) = self.opens.remove(&key) else { return Ok(()) };
-        let client = self.clients[key.0].0;
+        let Some(open) = self.opens.get(&key) else { return Ok(()) };
+        let (client, file, through) = key;
         let Bed { state, step } = &mut self.bed;
-        let result = state.close(client, &open.stateid, FileId(key.1), step);
+        let id = self.clients[client].0;
+        let result = state.close(id, &open.stateid, FileId(file), step);
+        let hangs_on_it = |(other, locks): &(&Key, &ModelLocks)| {
+            (other.0, other.1) == (client, file) && locks.stateids.contains_key(&through)
+        };
+        let below: Vec<_> = self.locks.iter().filter(hangs_on_it).map(|(key, _)| *key).collect();
+        if below.iter().any(|lock| self.is_tied(*lock, through)) {
+            prop_assert_eq!(result, Err(Status::Delay));
+            return Ok(());
+        }
         prop_assert_eq!(result, Ok(Stateid::INVALID));
-        let hangs_on_it =
-            |(client, file, _): Key, locks: &ModelLocks| (client, file, locks.open_owner) == key;
-        self.locks.retain(|key, locks| !hangs_on_it(*key, locks));
+        self.opens.remove(&key);
+        below.into_iter().for_each(|lock| self.end_stateid(lock, through));
         Ok(())
     }
 
@@ -406,13 +421,13 @@ impl Model {
                 self.downgrade(key(owner), access, deny)?
             }
             Action::Close { owner } => self.close(key(owner))?,
-            Action::Lock { owner, bytes, kind, kernel_grants } => {
-                self.lock(key(owner), bytes, kind, kernel_grants)?;
+            Action::Lock { owner, through, bytes, kind, kernel_grants } => {
+                self.lock(key(owner), through, (bytes, kind), kernel_grants)?;
             }
             Action::Answer { kernel_grants } => self.answer(kernel_grants)?,
             Action::Test { owner, bytes, kind } => self.test(key(owner), bytes, kind)?,
-            Action::Unlock { owner, bytes } => self.unlock(key(owner), bytes)?,
-            Action::Free { owner } => self.free(key(owner))?,
+            Action::Unlock { owner, through, bytes } => self.unlock(key(owner), through, bytes)?,
+            Action::Free { owner, through } => self.free(key(owner), through)?,
             Action::Read => self.read(at, file)?,
             Action::Delegate => self.delegate(at, file)?,
             Action::Return => self.give_back(at, file)?,
@@ -437,13 +452,13 @@ impl Model {
         let counts = self.bed.state.counts();
         prop_assert_eq!(counts.opens, self.opens.len());
         prop_assert!(counts.opens <= LIMITS_OPENS && counts.locks <= LIMITS_LOCKS);
-        let runs = |bytes: &[Option<LockKind>]| {
+        let runs = |bytes: &ModelBytes| {
             bytes.chunk_by(|a, b| a == b).filter(|run| run[0].is_some()).count()
         };
-        let locks: usize = self.locks.values().map(|locks| 1 + runs(&locks.bytes)).sum();
+        let locks = self.locks.values().map(|locks| locks.stateids.len() + runs(&locks.bytes));
         let unconfirmed = self.unconfirmed.iter().filter(|grant| self.is_alive(grant));
-        let locks = locks + unconfirmed.map(|grant| 1 + runs(&grant.before)).sum::<usize>();
-        prop_assert_eq!(counts.locks, locks);
+        let locks = locks.chain(unconfirmed.map(|grant| 1 + runs(&grant.before)));
+        prop_assert_eq!(counts.locks, locks.sum::<usize>());
         prop_assert_eq!(counts.delegations, self.delegations.len() + self.revoked.len());
         prop_assert!(counts.delegations <= LIMITS_DELEGATIONS);
         prop_assert_eq!(self.granted.len(), self.delegations.len(), "each pins its file");

@@ -141,6 +141,31 @@ fn clients_and_local_programs_see_each_others_locks() {
 }
 
 #[test]
+fn close_of_one_open_keeps_what_its_lock_owner_has_locked_through_another() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let (mut client, local) = (Locking::new(&fixture, b"client"), local(&fixture));
+    client.lock(LockType::Write, range(0, 10)).unwrap();
+    let export = client.session.export();
+    let owner = OpenOwner { client: ClientId(0), owner: b"another owner" };
+    let claim = OpenClaim::Null(b"file");
+    let args = OpenArgs { owner, ..open_args(ShareAccess::Both, OpenHow::NoCreate, claim) };
+    let open = Operations::new().at(export).op(OperationCode::Open, &args);
+    let mut results = client.session.ok(&open);
+    let opened: OpenOk = results.skip(&[OperationCode::Putfh]).next(OperationCode::Open).unwrap();
+    let first = std::mem::replace(&mut client.open, opened.stateid);
+    client.held = None;
+    client.lock(LockType::Write, range(5, 10)).expect("an owner is not in its own way");
+    client.open = first;
+    client.close();
+    assert!(locally(&local, (0, 4), OfdLock::Write));
+    assert!(!locally(&local, (5, 5), OfdLock::Read), "its last LOCK was through the other open");
+    assert!(!locally(&local, (14, 14), OfdLock::Read));
+    client.unlock(range(5, 5));
+    assert!(locally(&local, (0, 9), OfdLock::Write));
+    assert!(!locally(&local, (10, 10), OfdLock::Read));
+}
+
+#[test]
 fn a_blocking_lock_is_granted_when_it_is_repeated() {
     let fixture = Fixture::with(ALL_VERSIONS);
     let (mut one, mut two) = (Locking::new(&fixture, b"one"), Locking::new(&fixture, b"two"));

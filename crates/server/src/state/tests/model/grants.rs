@@ -5,10 +5,12 @@ use super::*;
 /// A lock that the kernel is still asked for, of an owner that has a stateid.
 pub(super) struct ModelGrant {
     pub(super) key: Key,
+    /// The owner of the open.
+    pub(super) through: u8,
     /// That of the owner's lock state, without its seqid.
     state: [u8; 12],
     /// What the owner held in the range, and has not unlocked since.
-    pub(super) before: [Option<LockKind>; BYTES],
+    pub(super) before: ModelBytes,
     bytes: (usize, usize),
     grant: LockGrant,
 }
@@ -28,12 +30,14 @@ impl Model {
         let before = unconfirmed.filter(|grant| self.is_alive(grant)).map(|grant| &grant.before);
         held.chain(before)
             .flat_map(|bytes| bytes[first..=last].iter().flatten())
-            .any(|held| kind.conflicts(*held))
+            .any(|(held, _)| kind.conflicts(*held))
     }
 
     /// Whether the lock state of a grant has not ended.
     pub(super) fn is_alive(&self, grant: &ModelGrant) -> bool {
-        self.locks.get(&grant.key).is_some_and(|locks| locks.stateid.other == grant.state)
+        let stateid =
+            self.locks.get(&grant.key).and_then(|locks| locks.stateids.get(&grant.through));
+        stateid.is_some_and(|stateid| stateid.other == grant.state)
     }
 
     pub(super) fn answer(&mut self, kernel_grants: bool) -> Result<(), TestCaseError> {
@@ -42,7 +46,7 @@ impl Model {
         }
         let asked = self.unconfirmed.remove(0);
         let is_alive = self.is_alive(&asked);
-        let ModelGrant { key, before, bytes, grant, .. } = asked;
+        let ModelGrant { key, through, before, bytes, grant, .. } = asked;
         let Bed { state, step } = &mut self.bed;
         let locks = self.locks.get_mut(&key).filter(|_| is_alive);
         if !kernel_grants {
@@ -55,18 +59,23 @@ impl Model {
         let confirmed = state.confirm_lock(grant, step);
         prop_assert_eq!(confirmed.is_ok(), is_alive);
         if let (Some(locks), Ok(stateid)) = (locks, confirmed) {
-            locks.stateid = stateid;
+            locks.stateids.insert(through, stateid);
         }
         Ok(())
     }
 
-    pub(super) fn leave_unconfirmed(&mut self, key: Key, bytes: (usize, usize), grant: LockGrant) {
+    pub(super) fn leave_unconfirmed(
+        &mut self,
+        (key, through): (Key, u8),
+        bytes: (usize, usize),
+        grant: LockGrant,
+    ) {
         let locks = self.locks.get_mut(&key).expect("the owner has a stateid");
         let (first, last) = bytes;
         let mut before = [None; BYTES];
         before[first..=last].copy_from_slice(&locks.bytes[first..=last]);
-        locks.bytes[first..=last].fill(Some(grant.piece.kind));
-        let state = locks.stateid.other;
-        self.unconfirmed.push(ModelGrant { key, state, before, bytes, grant });
+        locks.bytes[first..=last].fill(Some((grant.piece.kind, through)));
+        let state = locks.stateids[&through].other;
+        self.unconfirmed.push(ModelGrant { key, through, state, before, bytes, grant });
     }
 }
