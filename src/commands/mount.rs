@@ -233,7 +233,7 @@ fn parse_source(source: &OsString) -> Result<NfsUrl, String> {
 /// Serves until the file system is unmounted, by a signal or by another process, and all written
 /// data is at the server.
 async fn serve(mount: &mut Mount, signals: &mut Signals) -> ExitCode {
-    let mut synced = Ok(());
+    let (mut synced, mut refused) = (Ok(()), None);
     let ended = tokio::select! {
         ended = mount.ended() => ended,
         signal = signals.next() => {
@@ -254,7 +254,12 @@ async fn serve(mount: &mut Mount, signals: &mut Signals) -> ExitCode {
                 Ok(Unmounted::Detached) => {
                     warn!("programs still use the directory; their operations fail from now on");
                 }
-                Err(error) => return exit::failed(&error),
+                Ok(Unmounted::Covered) => {
+                    let dir = mount.dir().display();
+                    warn!(%dir, "another mount covers this one, which stays below it, dead");
+                }
+                // The data is written to the server all the same.
+                Err(error) => refused = Some(error),
             }
             Ok(())
         }
@@ -269,12 +274,16 @@ async fn serve(mount: &mut Mount, signals: &mut Signals) -> ExitCode {
             outcome_without(mount, "the server does not answer".to_owned())
         }
     };
-    match synced.and(finished) {
-        Ok(()) => {
+    match (synced.and(finished), refused) {
+        (Ok(()), None) => {
             info!("unmounted");
             ExitCode::SUCCESS
         }
-        Err(why) => failed(format!("unmounted, but written data is lost: {why}")),
+        (Ok(()), Some(error)) => failed(format!("not unmounted: {error}")),
+        (Err(why), None) => failed(format!("written data is lost: {why}")),
+        (Err(why), Some(error)) => {
+            failed(format!("not unmounted: {error}; and written data is lost: {why}"))
+        }
     }
 }
 

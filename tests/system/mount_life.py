@@ -511,21 +511,129 @@ def remounted_many_times():
             mount.end()
 
 
+@contextlib.contextmanager
+def covering(server, below):
+    """A mount of `server` over the mount `below`."""
+    above = server.mount()
+    above.directory = below.directory
+    command = [str(word) for word in above.command()]
+    above.process = subprocess.Popen(command, stdout=above.log, stderr=above.log)
+    try:
+        check(eventually(lambda: shows_other(below.directory), 5), "nothing is mounted over it")
+        yield above
+    finally:
+        # Once ended, it would take the mount below away.
+        if above.process.poll() is None:
+            above.tear_down()
+
+
+def shows_other(directory):
+    """Whether the file there is that of another server."""
+    with contextlib.suppress(OSError):
+        return (directory / "file").read_text(encoding="ascii") == "other"
+    return False
+
+
 @case
 def mounted_over_a_mount():
     """A second mount at the same place covers the first, which comes back."""
     with export() as one, export() as other, held(one.mount()) as below:
         (other.directory / "file").write_text("other", encoding="ascii")
-        above = other.mount()
-        above.directory = below.directory
-        command = [str(word) for word in above.command()]
-        above.process = subprocess.Popen(command, stdout=above.log, stderr=above.log)
-        seen = eventually(lambda: (below.directory / "file").read_text() == "other", 5)
-        check(seen, "the second mount does not cover the first")
-        run_ok("umount", below.directory)
-        check(above.process.wait(10) == 0, "the second mount did not end well")
+        with covering(other, below) as above:
+            run_ok("umount", below.directory)
+            check(above.process.wait(10) == 0, "the second mount did not end well")
         check((below.directory / "file").read_text() == "content", "the first does not come back")
         below.end()
+
+
+@case
+def signal_ends_no_mount_above():
+    """The mount below ends, and stays in the table of mounts: umount(2) takes the topmost one."""
+    with export() as one, export() as other, held(one.mount()) as below:
+        (other.directory / "file").write_text("other", encoding="ascii")
+        with open(below.directory / "written", "w", encoding="ascii") as file:
+            file.write("before the signal")
+            file.flush()
+            with covering(other, below) as above:
+                below.process.terminate()
+                found = below.process.wait(10)
+                check(found == 0, f"exit status {found}: {below.last_words()}")
+                check(above.process.poll() is None, "the signal ended the mount above")
+                check(shows_other(above.directory), "the mount above is gone")
+                text = (one.directory / "written").read_text(encoding="ascii")
+                check(text == "before the signal", f"the server has {text!r}")
+                run_ok("umount", above.directory)
+                check(above.process.wait(10) == 0, "the mount above did not end well")
+            run_ok("umount", "--lazy", below.directory)
+            close(file)
+
+
+@case
+def signal_ends_no_bind_mount_above():
+    """A directory of the mount covers it, of the same file system: both stay, dead."""
+    with export() as server, held(server.mount()) as mount:
+        (server.directory / "sub").mkdir()
+        run_ok("mount", "--bind", mount.directory / "sub", mount.directory)
+        mount.process.terminate()
+        found = mount.process.wait(10)
+        check(found == 0, f"exit status {found}: {mount.last_words()}")
+        check("covers this one" in mount.last_words(), mount.last_words())
+        run_ok("umount", mount.directory)
+        check(mounted(mount.directory), "the signal removed one of the two")
+        run_ok("umount", mount.directory)
+
+
+@case
+def signal_to_a_mount_whose_directory_was_renamed():
+    """It is not at its path any more: it is reported where it stays, dead."""
+    with export() as server:
+        place = scratch_dir("renamed")
+        mount = server.mount()
+        mount.directory = place / "one" / "mount"
+        mount.directory.mkdir(parents=True)
+        with held(mount):
+            (mount.directory / "written").write_text("before the signal", encoding="ascii")
+            (place / "one").rename(place / "other")
+            mount.directory = place / "other" / "mount"
+            mount.process.terminate()
+            found = mount.process.wait(10)
+            check(found == 1, f"exit status {found}: {mount.last_words()}")
+            moved = f"not unmounted: it has been moved to {mount.directory}"
+            check(moved in mount.last_words(), mount.last_words())
+            text = (server.directory / "written").read_text(encoding="ascii")
+            check(text == "before the signal", f"the server has {text!r}")
+
+
+@case
+def signal_after_a_lazy_unmount():
+    """A mount without a path finishes: it removes the deleted file that is still open, and leaves
+    alone what is mounted on its directory meanwhile."""
+    for is_replaced in (False, True):
+        with export() as one, export() as other, held(one.mount()) as mount:
+            (other.directory / "file").write_text("other", encoding="ascii")
+            file = open(mount.directory / "removed", "w", encoding="ascii")
+            file.write("held")
+            file.flush()
+            (mount.directory / "removed").unlink()
+            check(len(os.listdir(one.directory)) == 2, "no .nfs file")
+            run_ok("umount", "--lazy", mount.directory)
+            new = covering(other, mount) if is_replaced else contextlib.nullcontext()
+            with new as above:
+                mount.process.terminate()
+                found = mount.process.wait(10)
+                check(found == 0, f"exit status {found}: {mount.last_words()}")
+                left = os.listdir(one.directory)
+                check(left == ["file"], f"the server still has {left}")
+                if above is not None:
+                    check(above.process.poll() is None, "the signal ended the new mount")
+                    above.end()
+            close(file)
+
+
+def close(file):
+    """Closes a file of a mount that has ended."""
+    with contextlib.suppress(OSError):
+        file.close()
 
 
 @case

@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tracing::debug;
 
+use super::mount_table::{MountLine, MountTable};
 use crate::error::errno_text;
 use crate::mount_options::FuseOptions;
 use crate::options::{MountOptions, UseReaddirplus};
@@ -28,6 +29,8 @@ pub(super) struct Kernel {
     /// directory.
     session: ManuallyDrop<fuser::Session<Agreement>>,
     dir: PathBuf,
+    /// Its line in the kernel's table of mounts, if that could be read.
+    line: Option<MountLine>,
     maps_direct_files: bool,
 }
 
@@ -107,7 +110,9 @@ impl Kernel {
         let maps_direct_files = capabilities
             .get()
             .is_some_and(|flags: &InitFlags| flags.contains(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP));
-        Ok(Self { session: ManuallyDrop::new(session), dir, maps_direct_files })
+        let session = ManuallyDrop::new(session);
+        let line = MountTable::read().ok().and_then(|table| table.topmost_on(&dir).cloned());
+        Ok(Self { session, dir, line, maps_direct_files })
     }
 
     /// The device of the kernel's requests and our replies.
@@ -130,13 +135,27 @@ impl Kernel {
         &self.dir
     }
 
-    /// Unmounts; a file system in use is detached. Blocks.
+    /// Unmounts; a file system in use is detached. Leaves all other mounts on the directory alone.
+    /// Blocks.
     ///
     /// Not through fuser: with `auto_unmount` it leaves that to fusermount, which waits for the end
     /// of this process, and it ignores a refusal of fusermount.
     pub(super) fn unmount(&self) -> io::Result<Unmounted> {
         if self.is_ended() {
             return Ok(Unmounted::Gone);
+        }
+        // umount(2) takes the topmost mount on a path.
+        if let Some(line) = &self.line
+            && let Ok(table) = MountTable::read()
+        {
+            let Some(now) = table.find(line) else { return Ok(Unmounted::Detached) };
+            if now.dir != self.dir {
+                let sentence = format!("it has been moved to {}", now.dir.display());
+                return Err(io::Error::other(sentence));
+            }
+            if table.is_covered(now) {
+                return Ok(Unmounted::Covered);
+            }
         }
         match unmount(&self.dir, UnmountFlags::empty()) {
             Ok(()) => Ok(Unmounted::Gone),
@@ -217,6 +236,9 @@ pub enum Unmounted {
     Gone,
     /// Programs still use it. It has no path any more, and ends with this process.
     Detached,
+    /// It stays mounted below another mount on the same directory, and fails with ENOTCONN once
+    /// this process has ended.
+    Covered,
 }
 
 /// Unmounts with the rights of fusermount, which ordinary users need.

@@ -14,6 +14,7 @@ mod grants;
 mod handles;
 mod kernel;
 mod kernel_view;
+mod mount_table;
 mod namespace;
 mod naming;
 mod nodes;
@@ -140,7 +141,7 @@ impl Mount {
     /// Unmounts; where programs still use the file system it is detached. Blocks.
     ///
     /// # Errors
-    /// The kernel or `fusermount` refuses.
+    /// The kernel or `fusermount` refuses; or the mount point has another path by now.
     pub fn unmount(&mut self) -> io::Result<Unmounted> {
         let Some(kernel) = &self.kernel else { return Ok(Unmounted::Gone) };
         let unmounted = kernel.unmount()?;
