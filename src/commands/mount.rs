@@ -244,7 +244,14 @@ async fn serve(mount: &mut Mount, signals: &mut Signals) -> ExitCode {
                     synced = flushed.map_err(|error| error.to_string());
                     synced.clone()
                 }
-                signal = signals.next() => Err(format!("received {signal} again")),
+                signal = signals.next() => {
+                    let why = format!("received {signal} again");
+                    // The unmount might wait for what the kernel writes.
+                    if mount.abandon().await {
+                        synced = Err(why.clone());
+                    }
+                    Err(why)
+                }
             };
             if let Err(why) = flushed {
                 warn!(why, "not all data has been written to the server");
@@ -269,9 +276,9 @@ async fn serve(mount: &mut Mount, signals: &mut Signals) -> ExitCode {
     }
     let finished = tokio::select! {
         finished = mount.finish() => finished.map_err(|error| error.to_string()),
-        signal = signals.next() => outcome_without(mount, format!("received {signal}")),
+        signal = signals.next() => outcome_without(mount, format!("received {signal}")).await,
         () = tokio::time::sleep(FINISH_WITHIN) => {
-            outcome_without(mount, "the server does not answer".to_owned())
+            outcome_without(mount, "the server does not answer".to_owned()).await
         }
     };
     match (synced.and(finished), refused) {
@@ -288,8 +295,10 @@ async fn serve(mount: &mut Mount, signals: &mut Signals) -> ExitCode {
 }
 
 /// The outcome of a mount whose end is not waited for because of `why`.
-fn outcome_without(mount: &Mount, why: String) -> Result<(), String> {
-    let outcome = mount.outcome().ok_or_else(|| why.clone())?;
+async fn outcome_without(mount: &Mount, why: String) -> Result<(), String> {
+    let outcome = mount.outcome();
+    mount.abandon().await;
+    let outcome = outcome.ok_or_else(|| why.clone())?;
     warn!(why, "removals and renames may be unfinished: their files may be on the server as .nfs*");
     outcome.map_err(|error| error.to_string())
 }

@@ -4,6 +4,7 @@
 import contextlib
 import ctypes
 import errno
+import mmap
 import os
 import pathlib
 import shutil
@@ -12,6 +13,7 @@ import socket
 import stat
 import subprocess
 import tempfile
+import threading
 import time
 
 from harness import (
@@ -20,7 +22,7 @@ from harness import (
 from mount_rig import (
     OPTIONS, HeldReplies, OpenServer, eventually, mounted, need_fuse,
 )  # fmt: skip
-from nfs3 import READ
+from nfs3 import READ, WRITE
 
 # fusermount needs a name for its caller, and this user has one on each system.
 USER = 65534
@@ -141,6 +143,101 @@ def signals_end_an_automatic_unmount():
         with contextlib.suppress(OSError):
             os.close(file)
         check((server.directory / "file").read_text() == "Content", "the write is lost")
+
+
+@case
+def signal_writes_what_a_mapping_holds():
+    """A program has a file mapped and has stored into it; neither unmount nor exit sends that."""
+    with export() as server:
+        for options in ("", "sync"):
+            with held(server.mount(options)) as mount:
+                (server.directory / "file").write_bytes(bytes(4 * MIB))
+                with mapping_of(mount.directory / "file") as mapping:
+                    content = os.urandom(len(mapping))
+                    mapping[:] = content
+                    mount.process.terminate()
+                    ended_with(mount, 0, "SIGTERM")
+                    found = (server.directory / "file").read_bytes()
+                    check(found == content, "the server lacks what was stored")
+
+
+@case
+def signal_writes_a_mapping_before_the_unmount():
+    """The mount waits for the server without limit then, as for other data."""
+    with (
+        export() as server, HeldReplies(server.port, WRITE) as replies,
+        held(replies.mount()) as mount,
+        open(mount.directory / "file", "r+b", buffering=0) as file,
+        contextlib.closing(mmap.mmap(file.fileno(), 0)) as mapping,
+    ):  # fmt: skip
+        # A store that waits for a READ stops the threads that carry the reply.
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+        time.sleep(0.5)
+        mapping[0] = ord("C")
+        mount.process.terminate()
+        is_sent = replies.arrived.wait(10)
+        is_mounted = mounted(mount.directory)
+        replies.released.set()
+        check(is_sent, "no WRITE")
+        check(is_mounted, "unmounted before the reply")
+        ended_with(mount, 0, "SIGTERM")
+        text = (server.directory / "file").read_text(encoding="ascii")
+        check(text == "Content", f"the server has {text!r}")
+        close(file)
+
+
+@case
+def signals_end_a_mount_whose_mapping_is_lost():
+    """The kernel holds a page for a READ without a reply, and what lies behind cannot be sent."""
+    with export() as server:
+        (server.directory / "file").write_bytes(bytes(8 * MIB))
+        with (
+            HeldReplies(server.port, READ) as replies, held(replies.mount()) as mount,
+            open(mount.directory / "file", "r+b", buffering=0) as file,
+            contextlib.closing(mmap.mmap(file.fileno(), 0)) as mapping,
+        ):  # fmt: skip
+            # What is in the page cache is stored into without a READ.
+            os.pwrite(file.fileno(), bytes(MIB), 4 * MIB)
+            mapping[4 * MIB] = 1
+            os.posix_fadvise(file.fileno(), 0, MIB, os.POSIX_FADV_WILLNEED)
+            check(replies.arrived.wait(10), "no READ")
+            mount.process.terminate()
+            stuck = eventually(lambda: waits_for_a_page(mount.process.pid), 5)
+            check(stuck, "the mapping is not written back")
+            mount.process.terminate()
+            ended_with(mount, 1, "a second SIGTERM")
+            close(file)
+
+
+@case
+def sigkill_ends_a_mount_that_waits_to_write_a_mapping():
+    """The server is silent: no thread waits in the kernel, where it could not be killed."""
+    with export() as server, held(server.mount()) as mount:
+        with mapping_of(mount.directory / "file") as mapping, stopped_after_a_store(server, mapping):
+            mount.process.terminate()
+            time.sleep(1)
+            check(mount.process.poll() is None, f"ended: {mount.last_words()}")
+            mount.process.kill()
+            mount.process.wait(10)
+
+
+@contextlib.contextmanager
+def stopped_after_a_store(server, mapping):
+    """The server stops before the mapping is written back."""
+    mapping[0] = ord("C")
+    with stopped(server):
+        yield
+
+
+@contextlib.contextmanager
+def mapping_of(path):
+    """The file, mapped shared, without a descriptor."""
+    with open(path, "r+b") as file:
+        mapping = mmap.mmap(file.fileno(), 0)
+    try:
+        yield mapping
+    finally:
+        mapping.close()
 
 
 @case

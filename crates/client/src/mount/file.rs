@@ -1,6 +1,8 @@
 //! OPEN, CREATE, READ, WRITE, FLUSH, FSYNC and RELEASE.
 
+use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -8,6 +10,7 @@ use proto::nfs3::Status;
 use rustix::io::Errno;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
+use tracing::debug;
 
 use super::callers::{is_exiting, is_exiting_by_signal, process_of};
 use super::operations::{OpenFile, Operations, Outcome, Refusal, is_set_id};
@@ -18,6 +21,9 @@ use super::request::{Head, Name, WRITE_CACHE, WRITE_KILL_SUIDGID};
 use super::short_write::ShortWrite;
 use crate::error::{Error, Result};
 use crate::file::{File, OpenFlags};
+
+/// Maximum of files whose mappings are written back at the same time: each takes a thread.
+const WRITING_BACK_MAX: usize = 16;
 
 /// How long the exit of a program that a signal has ended waits for the server.
 pub(super) const EXIT_WAIT_MAX: Duration = Duration::from_secs(5);
@@ -230,6 +236,55 @@ impl Operations {
         self.file_system.root().superblock().closes_ended().await;
         let synced = self.file_system.sync().await;
         checked.and(synced)
+    }
+
+    /// Has the kernel write back what programs have stored through mappings, as neither the unmount
+    /// of a file system in use nor the end of this process does. Waits for the server first, and
+    /// for the WRITEs.
+    pub(super) async fn write_mappings_back(&self) {
+        let Some(notifier) = self.notifier.get() else { return };
+        let written: HashSet<_> = self.files.collect(|open| {
+            let inode = open.file.inode();
+            open.file.flags().write.then(|| inode.handle())
+        });
+        self.is_writing_back.store(true, Ordering::Release);
+        if !written.is_empty() {
+            // A thread that waits in the kernel cannot be killed, and the connection to a killed
+            // process does not end before it. An error is an answer, or a soft mount's, where
+            // WRITEs end too.
+            let _ = self.file_system.revalidate(&self.file_system.root()).await;
+        }
+        // Stays if this future is dropped.
+        let mut dropping = self.dropping_mappings.lock().await;
+        for (number, _) in written.into_iter().filter_map(|handle| self.nodes.find(handle)) {
+            if dropping.len() >= WRITING_BACK_MAX {
+                dropping.join_next().await;
+            }
+            let notifier = notifier.clone();
+            dropping.spawn_blocking(move || {
+                if let Err(error) = notifier.invalidate(number, 0) {
+                    debug!(%error, "cannot have the kernel write back a mapping");
+                }
+            });
+        }
+        while dropping.join_next().await.is_some() {}
+        self.is_writing_back.store(false, Ordering::Release);
+    }
+
+    /// Whether a [`write_mappings_back`](Self::write_mappings_back) was dropped before it had
+    /// ended, and none has ended since.
+    pub(super) fn is_writing_back(&self) -> bool {
+        self.is_writing_back.load(Ordering::Acquire)
+    }
+
+    /// Whether the kernel still writes mappings back, after that.
+    pub(super) async fn is_kernel_writing_back(&self) -> bool {
+        !self.dropping_mappings.lock().await.is_empty()
+    }
+
+    /// Waits until the kernel has ended that.
+    pub(super) async fn written_back(&self) {
+        while self.dropping_mappings.lock().await.join_next().await.is_some() {}
     }
 
     /// The kernel has refused the reply to an OPEN by which it would have dropped the file's pages.

@@ -41,6 +41,13 @@ impl<T> Handles<T> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner).open.remove(&fh)
     }
 
+    /// What `part` returns of each open object. They are not borrowed beyond this call, so that a
+    /// [`remove`](Self::remove) meanwhile returns the only reference.
+    pub(super) fn collect<R, C: FromIterator<R>>(&self, part: impl Fn(&T) -> Option<R>) -> C {
+        let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        table.open.values().filter_map(|opened| part(opened)).collect()
+    }
+
     /// Removes and returns all open objects.
     pub(super) fn take_all(&self) -> Vec<Arc<T>> {
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);

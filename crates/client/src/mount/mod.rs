@@ -49,6 +49,7 @@ use session::Session;
 pub struct Mount {
     file_system: FileSystem,
     operations: Arc<Operations>,
+    session: Arc<Session>,
     /// The outcome of each serving thread.
     served: Vec<Served>,
     /// None once the file system is unmounted.
@@ -73,14 +74,15 @@ impl Mount {
         let (dir, source, request) = (dir.to_owned(), source.to_owned(), request.clone());
         let mounted = task::spawn_blocking(move || {
             let kernel = Kernel::mount(&dir, &source, &request.nfs, &request.fuse)?;
-            let served =
+            let (session, served) =
                 serve_all(&kernel, &operations).map_err(|source| MountError::Device { source })?;
-            Ok((kernel, operations, served))
+            Ok((kernel, operations, session, served))
         });
-        let (kernel, operations, served) = mounted.await.expect("mounting does not panic")?;
+        let (kernel, operations, session, served) =
+            mounted.await.expect("mounting does not panic")?;
         let dir = kernel.dir().to_owned();
-        let mount =
-            Self { file_system, operations, served, kernel: Some(kernel), dir: dir.clone() };
+        let kernel = Some(kernel);
+        let mount = Self { file_system, operations, session, served, kernel, dir: dir.clone() };
         // It waits for the server, and a caller that does not wait longer unmounts.
         let widened =
             task::spawn_blocking(move || kernel::widen_read_ahead(&dir, REQUEST_BYTES_MAX));
@@ -112,20 +114,27 @@ impl Mount {
         outcome
     }
 
-    /// Sends and commits all written data, so that the file system may be unmounted.
+    /// Sends and commits all written data, also what programs have stored through mappings, so that
+    /// the file system may be unmounted. If this is dropped, [`abandon`](Self::abandon) comes next.
     ///
     /// # Errors
     /// The error of the first file whose data was lost.
     pub async fn sync(&self) -> Result<()> {
+        self.operations.write_mappings_back().await;
         self.file_system.sync().await
     }
 
     /// Closes the files that the kernel had open when a mount in use was unmounted, and sends and
-    /// commits all written data.
+    /// commits all written data, also what programs have stored through mappings since
+    /// [`sync`](Self::sync).
     ///
     /// # Errors
     /// Those of [`sync`](Self::sync).
     pub async fn finish(&self) -> Result<()> {
+        // An unmount by another process has ended the connection, and with it the mappings.
+        if !self.served.is_empty() {
+            self.operations.write_mappings_back().await;
+        }
         self.operations.finish().await
     }
 
@@ -135,7 +144,20 @@ impl Mount {
     #[must_use]
     pub fn outcome(&self) -> Option<Result<()>> {
         // In this order, so that no error is recorded in between.
-        self.file_system.is_clean().then(|| self.file_system.check_lost())
+        let is_clean = !self.operations.is_writing_back() && self.file_system.is_clean();
+        is_clean.then(|| self.file_system.check_lost())
+    }
+
+    /// Ends what a dropped [`sync`](Self::sync) or [`finish`](Self::finish) has begun in the
+    /// kernel, whose threads cannot be killed while they wait for a page: READs and WRITEs fail
+    /// from now on. Returns whether there was such a thing, whose data is lost.
+    pub async fn abandon(&self) -> bool {
+        let is_begun = self.operations.is_kernel_writing_back().await;
+        if is_begun {
+            self.session.refuse();
+            self.operations.written_back().await;
+        }
+        is_begun
     }
 
     /// Unmounts; where programs still use the file system it is detached. Blocks.
@@ -174,7 +196,10 @@ async fn rules(file_system: &FileSystem, fuse: &FuseOptions) -> Rules {
 type Served = oneshot::Receiver<io::Result<()>>;
 
 /// Starts the serving threads of the mount.
-fn serve_all(kernel: &Kernel, operations: &Arc<Operations>) -> io::Result<Vec<Served>> {
+fn serve_all(
+    kernel: &Kernel,
+    operations: &Arc<Operations>,
+) -> io::Result<(Arc<Session>, Vec<Served>)> {
     let runtime = Handle::current();
     operations.notify_through(kernel.notifier()?, kernel.maps_direct_files());
     let listener = Arc::downgrade(operations);
@@ -195,7 +220,8 @@ fn serve_all(kernel: &Kernel, operations: &Arc<Operations>) -> io::Result<Vec<Se
         })?;
         Ok(receiver)
     };
-    (0..SERVING_THREADS).map(serve).collect()
+    let served = (0..SERVING_THREADS).map(serve).collect::<io::Result<_>>()?;
+    Ok((session, served))
 }
 
 /// Threads that read requests. They do not wait for the server, so two are enough: one reads while

@@ -1,6 +1,6 @@
 //! The operations of a mounted file system: executes requests of the kernel on a [`FileSystem`].
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -8,6 +8,7 @@ use bytes::Bytes;
 use proto::nfs3::{Attributes, FileHandle, FileType};
 use rustix::io::Errno;
 use tokio::runtime::Handle;
+use tokio::task::JoinSet;
 use tracing::debug;
 
 use super::callers::Callers;
@@ -35,10 +36,14 @@ pub(super) struct Operations {
     callers: Callers,
     rules: Rules,
     /// Set when the file system is mounted, before the first request.
-    notifier: OnceLock<Notifier>,
+    pub(super) notifier: OnceLock<Notifier>,
     /// [`Kernel::maps_direct_files`](super::kernel::Kernel::maps_direct_files), set at the same
     /// time.
     maps_direct_files: OnceLock<bool>,
+    /// Notifications that write mappings back.
+    pub(super) dropping_mappings: tokio::sync::Mutex<JoinSet<()>>,
+    /// Whether mappings may hold what they have not written back yet.
+    pub(super) is_writing_back: AtomicBool,
     /// Counts removed names, see [`Operations::links_are_known`].
     names_removed: AtomicU64,
 }
@@ -156,6 +161,8 @@ impl Operations {
             rules,
             notifier: OnceLock::new(),
             maps_direct_files: OnceLock::new(),
+            dropping_mappings: tokio::sync::Mutex::default(),
+            is_writing_back: AtomicBool::new(false),
             names_removed: AtomicU64::new(0),
         }
     }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -29,6 +30,8 @@ pub(super) struct Session {
     buffers: Arc<BufferPool>,
     /// Requests that wait for the server, by their `unique`.
     waiting: Mutex<HashMap<u64, Waiting>>,
+    /// Set under the lock of `waiting`.
+    is_refusing: AtomicBool,
 }
 
 /// A request that waits.
@@ -51,7 +54,21 @@ impl Session {
     ) -> Arc<Self> {
         // The kernel requires room for the largest WRITE in every read.
         let buffers = BufferPool::new(WRITE_HEAD_BYTES + write_bytes_max);
-        Arc::new(Self { device, operations, runtime, buffers, waiting: Mutex::default() })
+        let (waiting, is_refusing) = (Mutex::default(), AtomicBool::new(false));
+        Arc::new(Self { device, operations, runtime, buffers, waiting, is_refusing })
+    }
+
+    /// Answers all requests that wait for the server with EIO, now and from now on.
+    pub(super) fn refuse(&self) {
+        let refused: Vec<_> = {
+            let mut waiting = self.waiting();
+            self.is_refusing.store(true, Ordering::Release);
+            waiting.extract_if(|_, waiting| !waiting.is_release).collect()
+        };
+        for (unique, waiting) in refused {
+            waiting.task.abort();
+            self.send(unique, Answer::error(Errno::IO));
+        }
     }
 
     /// Serves until the file system is unmounted. Several threads may serve one session.
@@ -135,6 +152,10 @@ impl Session {
         let session = Arc::clone(self);
         // The task removes itself, so it must not end before it is inserted.
         let mut waiting = self.waiting();
+        if self.is_refusing.load(Ordering::Acquire) && !is_release {
+            drop(waiting);
+            return self.send(unique, Answer::error(Errno::IO));
+        }
         let task = self.runtime.spawn(async move {
             let answer = work.await;
             if session.waiting().remove(&unique).is_some() {
