@@ -212,12 +212,12 @@ impl FileSystem {
         Directory::new(&self.nfs, Arc::clone(inode))
     }
 
-    /// FSSTAT, RFC 1813 §3.3.18.
+    /// FSSTAT, RFC 1813 §3.3.18, of the file system that `inode` is in.
     ///
     /// # Errors
     /// Those of the call.
-    pub async fn statfs(&self) -> Result<FsstatOk> {
-        self.nfs.fsstat(self.shared.root.handle()).await
+    pub async fn statfs(&self, inode: &Inode) -> Result<FsstatOk> {
+        self.nfs.fsstat(inode.handle()).await
     }
 
     /// Sends and commits the written data of all files. If the future is dropped, no error is lost.

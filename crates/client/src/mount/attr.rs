@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use proto::nfs3::{
     ACCESS_DELETE, ACCESS_EXECUTE, ACCESS_EXTEND, ACCESS_LOOKUP, ACCESS_MODIFY, ACCESS_READ,
-    SetAttributes, SetTime, Time,
+    SetAttributes, SetTime, Status, Time,
 };
 use rustix::io::Errno;
 
@@ -81,7 +81,12 @@ impl Operations {
     }
 
     pub(super) async fn statfs(&self, head: &Head) -> Outcome {
-        let stat = self.as_caller(head).statfs().await?;
+        let caller = self.as_caller(head);
+        let stat = match caller.statfs(&self.node(head.node)?.inode).await {
+            // fstatfs(2) of a file that another client has removed.
+            Err(error) if error.is(Status::Stale) => caller.statfs(&caller.root()).await?,
+            answered => answered?,
+        };
         Ok(Answer::statfs(&stat, self.rules().name_max))
     }
 }

@@ -13,7 +13,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use tokio::runtime::Handle;
 
-use self::peer::{DIRECTORY, FILE, LAST, Peer, within};
+use self::peer::{DIRECTORY, FILE, LAST, NODE_BYTES, Peer, ROOT_BYTES, within};
 use super::callers::is_exiting;
 use super::file::{EXIT_WAIT_MAX, FMODE_EXEC};
 use super::operations::{Operations, Outcome, Refusal};
@@ -956,4 +956,22 @@ async fn data_is_committed_at_the_end_of_a_mount_before_deleted_files_are_remove
     assert_eq!(peer.calls(&[Procedure::Commit]).len(), 3);
     assert!(operations.file_system.check_lost().is_ok());
     peer.release();
+}
+
+/// The blocks of the file system of `node`, as statfs(2) returns them.
+async fn blocks_of(operations: &Operations, node: u64) -> u64 {
+    let answer = operations.statfs(&request(node, 0)).await.map_err(errno).unwrap();
+    let bytes: Vec<u8> =
+        answer.send(0, |parts| parts.iter().flat_map(|part| part.to_vec()).collect());
+    u64::from_ne_bytes(bytes[16..24].try_into().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn statfs_is_of_the_file_system_of_the_node() {
+    let (peer, operations) = Peer::mounted().await;
+    let node = looked_up(&operations).await;
+    assert_eq!(blocks_of(&operations, node).await, NODE_BYTES / 4096);
+    assert_eq!(blocks_of(&operations, ROOT).await, ROOT_BYTES / 4096);
+    peer.replace_file();
+    assert_eq!(blocks_of(&operations, node).await, ROOT_BYTES / 4096);
 }

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use proto::nfs3::{
     AccessArgs, AccessOk, AccessReply, Attributes, CommitOk, CommitReply, CookieVerifier,
-    CreatedOk, CreatedReply, DirOp, EntryPlus, FileHandle, FileType, FsinfoReply, GetattrArgs,
-    GetattrOk, GetattrReply, LinkOk, LinkReply, LookupArgs, LookupOk, LookupReply, Procedure,
-    ReaddirplusArgs, ReaddirplusOk, ReaddirplusReply, RemovedOk, RemovedReply, RenameOk,
-    RenameReply, SetAttributes, SetattrArgs, SetattrOk, SetattrReply, StableHow, Status, Time,
-    WccData, WriteArgs, WriteOk, WriteReply, WriteVerifier,
+    CreatedOk, CreatedReply, DirOp, EntryPlus, FileHandle, FileType, FsinfoReply, FsstatArgs,
+    FsstatOk, FsstatReply, GetattrArgs, GetattrOk, GetattrReply, LinkOk, LinkReply, LookupArgs,
+    LookupOk, LookupReply, Procedure, ReaddirplusArgs, ReaddirplusOk, ReaddirplusReply, RemovedOk,
+    RemovedReply, RenameOk, RenameReply, SetAttributes, SetattrArgs, SetattrOk, SetattrReply,
+    StableHow, Status, Time, WccData, WriteArgs, WriteOk, WriteReply, WriteVerifier,
 };
 use proto::oncrpc::{Credential, decode_call, encode_success};
 use proto::xdr::{Decode as _, Encode, Reader, Writer, decode_all};
@@ -72,6 +72,21 @@ pub(super) const LAST: &[u8] = b"last";
 
 /// The handle of the root directory.
 const ROOT: &[u8] = b"root";
+
+/// The size of the file system that FSSTAT returns for the root directory, and for other objects.
+pub(super) const ROOT_BYTES: u64 = 1 << 30;
+pub(super) const NODE_BYTES: u64 = 1 << 20;
+
+const NO_SPACE: FsstatOk = FsstatOk {
+    attributes: None,
+    tbytes: 0,
+    fbytes: 0,
+    abytes: 0,
+    tfiles: 0,
+    ffiles: 0,
+    afiles: 0,
+    invarsec: 0,
+};
 
 impl Peer {
     /// A peer, and the operations of a mount of it.
@@ -218,6 +233,15 @@ impl State {
         let wcc = WccData::default();
         match procedure {
             Procedure::Fsinfo => FsinfoReply::Ok(fsinfo()).encode(w),
+            Procedure::Fsstat => {
+                let FsstatArgs { fsroot } = decode_all(arguments).unwrap();
+                if self.is_replaced && fsroot == handle(FILE) {
+                    Status::Stale.encode(w);
+                    return false.encode(w);
+                }
+                let tbytes = if fsroot == handle(ROOT) { ROOT_BYTES } else { NODE_BYTES };
+                FsstatReply::Ok(FsstatOk { tbytes, ..NO_SPACE }).encode(w);
+            }
             Procedure::Getattr => {
                 let GetattrArgs { object } = decode_all(arguments).unwrap();
                 GetattrReply::Ok(GetattrOk { attributes: self.attributes(object) }).encode(w);
