@@ -101,6 +101,18 @@ mod nothing_stale_through_mounts {
     }
 
     #[test]
+    fn others_overwrite_an_open_file() {
+        let _alone = alone();
+        mount::read_what_others_overwrite_in_an_open_file(&Place::in_directory());
+    }
+
+    #[test]
+    fn others_overwrite_what_was_read_ahead() {
+        let _alone = alone();
+        mount::read_what_others_overwrite_behind_a_reader(&Place::in_directory());
+    }
+
+    #[test]
     fn others_cut() {
         let _alone = alone();
         mount::read_what_others_cut(&Place::in_directory());

@@ -1,7 +1,7 @@
 //! A program that uses the files through `spillway mount`.
 
 use std::fs::{self, File as Opened, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -22,6 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 const LINK_TRIES: u8 = 20;
 const APPENDS: u8 = 200;
+const OVERWRITES: u8 = 50;
 const APPENDING: Duration = Duration::from_secs(3);
 /// No part of a page, so that the end of the file lies within one.
 const APPENDED_BYTES: usize = 700;
@@ -236,6 +237,53 @@ pub(crate) fn read_what_others_append_to_an_open_file(place: &Place) {
         assert!(data == added, "round {round}: the read returns old data");
         offset += APPENDED_BYTES as u64;
     }
+    drop((opened, mount));
+    server.stop(place.may_lack_direct());
+}
+
+/// Overwrites an open file without the mount, in place, and reads it through one descriptor.
+/// Without cached attributes each read shows the change.
+pub(crate) fn read_what_others_overwrite_in_an_open_file(place: &Place) {
+    fs::create_dir(place.export().join("links")).unwrap();
+    let path = place.export().join("file");
+    fs::write(&path, [0; APPENDED_BYTES]).unwrap();
+    let server = Server::start(place.export(), ("auto", "auto"));
+    let Some(mount) = Mount::new(&server.url(), "noac") else { return };
+    let opened = Opened::open(mount.path("file")).unwrap();
+    let local = OpenOptions::new().write(true).open(&path).unwrap();
+    for round in 0..OVERWRITES {
+        let data = [round; APPENDED_BYTES];
+        local.write_all_at(&data, 0).unwrap();
+        let mut found = [0; APPENDED_BYTES];
+        opened.read_exact_at(&mut found, 0).unwrap();
+        assert!(found == data, "round {round}: the read returns old data");
+        // Longer than the file system takes to give the next change another time.
+        thread::sleep(Duration::from_millis(20));
+    }
+    drop((opened, mount));
+    server.stop(place.may_lack_direct());
+}
+
+/// Overwrites a file without the mount, of which a program has read a part some time ago: what was
+/// read ahead of the program then is old. The kernel has pages of a few requests.
+pub(crate) fn read_what_others_overwrite_behind_a_reader(place: &Place) {
+    const PART_BYTES: usize = 4 << 20;
+    const KERNEL_AHEAD_BYTES: usize = 3 << 20;
+    fs::create_dir(place.export().join("links")).unwrap();
+    let path = place.export().join("file");
+    fs::write(&path, vec![1; 3 * PART_BYTES]).unwrap();
+    let server = Server::start(place.export(), ("auto", "auto"));
+    let Some(mount) = Mount::new(&server.url(), "acregmax=1") else { return };
+    let mut opened = Opened::open(mount.path("file")).unwrap();
+    let mut data = vec![0; 3 * PART_BYTES];
+    let (before, behind) = data.split_at_mut(PART_BYTES);
+    before.chunks_mut(64 << 10).for_each(|data| opened.read_exact(data).unwrap());
+    thread::sleep(ATTRIBUTES_VALID_MAX);
+    let local = OpenOptions::new().write(true).open(&path).unwrap();
+    local.write_all_at(&vec![2; 3 * PART_BYTES], 0).unwrap();
+    behind.chunks_mut(64 << 10).for_each(|data| opened.read_exact(data).unwrap());
+    let old = behind[KERNEL_AHEAD_BYTES..].iter().filter(|byte| **byte != 2).count();
+    assert_eq!(old, 0, "bytes are old that were read when the attributes had expired");
     drop((opened, mount));
     server.stop(place.may_lack_direct());
 }

@@ -99,10 +99,11 @@ impl File {
     }
 
     /// Reads `len` bytes at `offset`, fewer only at the end of the file. Includes data written
-    /// through this mount, sent or not.
+    /// through this mount, sent or not. Data that is cached is no older than the attributes may be.
     ///
     /// # Errors
-    /// Those of READ, RFC 1813 §3.3.6.
+    /// Those of READ, RFC 1813 §3.3.6; those of GETATTR if data is cached and the attributes have
+    /// expired.
     pub async fn read_at(&self, offset: u64, len: usize) -> Result<Bytes> {
         tracer(&self.inode).emit(
             Event::ReadEnter,
@@ -114,6 +115,11 @@ impl File {
         let written = self.inode.written()?;
         if self.flags.direct {
             written.forget_kept();
+        } else if self.inode.fresh_attributes().is_none()
+            && (self.read_ahead.has_chunks() || written.mark().covers(offset, len))
+        {
+            // A foreign change drops what is cached. READ would show it, but may not be needed.
+            self.inode.revalidate(&self.nfs).await?;
         }
         let (was_clean, mark) = (written.is_clean(), written.mark());
         let len_here = self.len_within_file(offset, len);

@@ -129,6 +129,11 @@ impl<S: ReadSource> ReadAhead<S> {
         self.chunks.lock().chunks.clear();
     }
 
+    /// Whether reads may be answered from chunks.
+    pub(crate) fn has_chunks(&self) -> bool {
+        !self.chunks.lock().chunks.is_empty()
+    }
+
     /// Reads all of `span`. Returns the number of bytes; fewer only at the end of the file.
     async fn read_span(&self, span: Range<u64>, size: u64, pieces: &mut Vec<Bytes>) -> Result<u64> {
         let mut parts = self.plan(&span, size);

@@ -175,11 +175,13 @@ impl Operations {
     }
 
     /// Whether reads and writes of a file opened now have to bypass the kernel's page cache,
-    /// because the kernel may have another size, see [`KernelView::has_size`]. Not if a program may
-    /// map the file shared and the kernel permits only one of both.
+    /// because the kernel may have another size, see [`KernelView::has_size`], or because no cached
+    /// data is valid for any time: the kernel reads its pages without a request. Not if a program
+    /// may map the file shared and the kernel permits only one of both.
     pub(super) fn must_bypass_pages(&self, node: &Node, can_be_mapped: bool) -> bool {
         let can_bypass = !can_be_mapped || self.maps_direct_files.get() == Some(&true);
-        can_bypass && !node.has_settled()
+        let is_never_valid = self.file_system.options().file_attributes_max.is_zero();
+        can_bypass && (is_never_valid || !node.has_settled())
     }
 
     /// Carries out one request.
