@@ -408,15 +408,14 @@ impl State {
             self.forget_expired(table, of_peer, step);
             table.check_known(client)?;
         }
-        let address = table.clients.get(client).expect("it is known").peer;
         if is_peer_full(table) {
-            return Err(step.put_off(address, of));
+            return Err(table.put_off(client, of, step));
         }
         if is_full(table) {
             self.forget_all_expired(table, step);
             table.check_known(client)?;
         }
-        if is_full(table) { Err(step.put_off(address, of)) } else { Ok(()) }
+        if is_full(table) { Err(table.put_off(client, of, step)) } else { Ok(()) }
     }
 
     fn end_session(&self, id: SessionId, step: &mut Step) {
@@ -504,6 +503,14 @@ impl Table {
     ) -> bool {
         let own = || self.clients.of_same_peer(client).map(|id| of(&self.files, id));
         all >= peer_max && own().sum::<usize>() >= peer_max
+    }
+
+    /// Reports a call of a client that is put off for want of room.
+    fn put_off(&self, client: ClientId, of: Bounded, step: &mut Step) -> Status {
+        match self.clients.get(client) {
+            Some(client) => step.put_off(client.peer, of),
+            None => Status::Badsession,
+        }
     }
 
     /// To be called with every grant, and with I/O that no open has granted: what kept it away
