@@ -7,11 +7,12 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use rustix::io::{Errno, ReadWriteFlags, pread, preadv2, pwrite, pwritev, pwritev2};
 
 use crate::byte_range::{ByteRange, OFFSET_MAX};
+use crate::streams::CHUNK_BYTES;
 
-/// Where the bytes of [`read_into_cache`] go: small enough to stay in the processor's first cache.
+/// Where bytes that are not wanted go: small enough to stay in the processor's first cache.
 const DISCARDED_BYTES: usize = 16 * 1024;
-/// Parts of one read, together 1 MiB.
-const DISCARDED_PARTS: usize = 64;
+/// Parts of one read, together a little more than 4 MiB.
+const DISCARDED_PARTS: usize = 257;
 
 /// The outcome of a read that must not wait for the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,36 +55,47 @@ pub fn read_at(fd: BorrowedFd<'_>, buf: &mut [u8], offset: u64) -> io::Result<us
 /// # Errors
 /// As [`read_at`].
 pub fn read_into_cache(fd: BorrowedFd<'_>, range: ByteRange) -> io::Result<u64> {
-    // The bytes are not wanted: all parts of the read go to one small buffer.
+    let mut done = 0;
+    while done < range.len() {
+        let (offset, left) = (range.offset() + done, range.len() - done);
+        match read_and_discard(fd, offset, left.min(CHUNK_BYTES), 0) {
+            Ok(0) => break,
+            Ok(got) => done += got,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
+
+/// Asks for `len` bytes at `offset`, or as many of them as one call takes, and does not wait for
+/// the disk: the kernel begins to read them into the page cache, and more where it sees a stream.
+/// Nothing reports whether it does; errors are met by those who read the bytes.
+pub(crate) fn begin_read(fd: BorrowedFd<'_>, offset: u64, len: u64) {
+    drop(read_and_discard(fd, offset, len, libc::RWF_NOWAIT));
+}
+
+/// One read of `len` bytes, or fewer, that are not looked at. Returns how many they are.
+fn read_and_discard(
+    fd: BorrowedFd<'_>,
+    offset: u64,
+    len: u64,
+    flags: libc::c_int,
+) -> io::Result<u64> {
+    // All parts of the read go to one small buffer.
     let mut discarded = [MaybeUninit::<u8>::uninit(); DISCARDED_BYTES];
     let base = discarded.as_mut_ptr().cast();
     let mut parts = [libc::iovec { iov_base: base, iov_len: DISCARDED_BYTES }; DISCARDED_PARTS];
-    let mut done = 0;
-    while done < range.len() {
-        let left = usize::try_from(range.len() - done).unwrap_or(usize::MAX);
-        let count = left.div_ceil(DISCARDED_BYTES).min(DISCARDED_PARTS);
-        parts[count - 1].iov_len =
-            left.min(count * DISCARDED_BYTES) - (count - 1) * DISCARDED_BYTES;
-        let offset = libc::off_t::try_from(range.offset() + done)
-            .map_err(|_| io::Error::from(Errno::INVAL))?;
-        let count = libc::c_int::try_from(count).expect("DISCARDED_PARTS at most");
-        // SAFETY: each of the first `count` parts is within `discarded`, which outlives the call
-        // and which no reference is to meanwhile. The kernel may write it in any order and number
-        // of times: it is never read.
-        let got = unsafe { libc::preadv(fd.as_raw_fd(), parts.as_ptr(), count, offset) };
-        match u64::try_from(got) {
-            Ok(0) => break,
-            Ok(got) => done += got,
-            Err(_) => {
-                let error = io::Error::last_os_error();
-                if error.kind() != io::ErrorKind::Interrupted {
-                    return Err(error);
-                }
-            }
-        }
-        parts[..].iter_mut().for_each(|part| part.iov_len = DISCARDED_BYTES);
-    }
-    Ok(done)
+    let len = usize::try_from(len).unwrap_or(usize::MAX).min(DISCARDED_PARTS * DISCARDED_BYTES);
+    let count = len.div_ceil(DISCARDED_BYTES).max(1);
+    parts[count - 1].iov_len = len - (count - 1) * DISCARDED_BYTES;
+    let offset = libc::off_t::try_from(offset).map_err(|_| io::Error::from(Errno::INVAL))?;
+    let count = libc::c_int::try_from(count).expect("DISCARDED_PARTS at most");
+    // SAFETY: each of the first `count` parts is within `discarded`, which outlives the call and
+    // which no reference is to meanwhile. The kernel may write it in any order and number of times:
+    // it is never read.
+    let got = unsafe { libc::preadv2(fd.as_raw_fd(), parts.as_ptr(), count, offset, flags) };
+    u64::try_from(got).map_err(|_| io::Error::last_os_error())
 }
 
 /// [`read_at`] through the page cache, from which the kernel drops the pages that the read brought

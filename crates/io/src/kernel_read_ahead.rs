@@ -1,9 +1,26 @@
-//! How far the kernel reads ahead into the page cache.
+//! How far the kernel reads ahead into the page cache, and how it is brought to read further.
+//!
+//! It reads ahead in windows, and marks a page of the last one. Whatever reads that page, be it one
+//! byte with `RWF_NOWAIT`, begins the next window: as long as the last one (since Linux 6.14;
+//! before, as `read_ahead_kb`), and in larger folios. A read longer than one request to the device
+//! begins new windows of the length of a request, whatever was read before, and the mark of the
+//! first is in its middle. The mark of any other is on its first page. A read of one request or
+//! less, where it follows nothing, is read as it is, in single pages and without a mark.
 
 use std::fs;
+use std::io;
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 
+use rustix::param::page_size;
+
+use crate::byte_range::ByteRange;
+use crate::data_file::begin_read;
 use crate::engine::DeviceNumber;
+use crate::residency::{CacheState, cache_state};
+
+/// Longer windows are not asked for: most would lie behind what a stream is read ahead.
+const WINDOW_BYTES_MAX: u64 = 4 * 1024 * 1024;
 
 /// How the kernel reads from a block device into the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,13 +61,133 @@ impl KernelReadAhead {
             ahead_bytes => ahead_bytes.max(len.min(self.request_bytes_max)),
         }
     }
+
+    /// Has the kernel begin to read what the page cache has not of `range`, and what it reads at
+    /// once with that, as far as `until`, or to the end of a window. Does not wait for the data; it
+    /// may wait for the file's block map and for a free request to the device. `range` begins where
+    /// a page does. What is cached of it should be its beginning, as where a file is read in
+    /// sequence: else all of it is asked for once more.
+    ///
+    /// Returns the state of the range after that, as [`cache_state`] does. Fewer pages are cached
+    /// than there are where that brought the kernel to nothing.
+    ///
+    /// # Errors
+    /// As [`cache_state`].
+    pub fn begin(
+        &self,
+        fd: BorrowedFd<'_>,
+        range: ByteRange,
+        until: u64,
+    ) -> io::Result<Option<CacheState>> {
+        let window = self.at_once_bytes(WINDOW_BYTES_MAX);
+        let page = page_size() as u64;
+        let Some(mut state) = cache_state(fd, range)? else { return Ok(None) };
+        for _ in 0..state.pages {
+            let before = state.cached;
+            if before >= state.pages || window == 0 {
+                break;
+            }
+            let end = range.offset() + before * page;
+            let anew = |at: u64| (Some(at), (window + page).min(until.max(range.end()) - at));
+            // The mark of a window behind others, that of a first one; then new windows.
+            let reads = [
+                (end.checked_sub(window), 1),
+                (end.checked_sub(window / 2), 1),
+                anew(end),
+                anew(range.offset()),
+            ];
+            for (at, len) in reads {
+                let Some(at) = at else { continue };
+                // No page has a mark before it is there, and to ask for it would read it alone.
+                if len == 1 && !is_cached(fd, at)? {
+                    continue;
+                }
+                begin_read(fd, at, len);
+                let Some(now) = cache_state(fd, range)? else { return Ok(None) };
+                state = now;
+                if state.cached > before {
+                    break;
+                }
+            }
+            if state.cached <= before {
+                break;
+            }
+        }
+        Ok(Some(state))
+    }
+}
+
+/// Whether the page at `at` is in the page cache, or on its way.
+fn is_cached(fd: BorrowedFd<'_>, at: u64) -> io::Result<bool> {
+    let state = cache_state(fd, ByteRange::between(at, at + 1))?;
+    Ok(state.is_some_and(|page| page.cached > 0))
 }
 
 #[cfg(not(shuttle))]
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::os::fd::AsFd;
+
+    use rustix::fs::{Advice, fadvise, fstat, major, minor};
+
     use super::*;
+    use crate::data_file::read_into_cache;
     use crate::skip::skip_in_ci_too;
+
+    #[test]
+    fn a_file_is_begun_chunk_by_chunk_wherever_that_starts() {
+        const CHUNK: u64 = 1024 * 1024;
+        const CHUNKS: u64 = 8;
+        const FILE_BYTES: usize = (8 << 20) - 5;
+        for (first, begun_at, len) in
+            [(0, 0, 0), (0, 0, 47_008), (3, 0, 0), (3, 0, 100_000), (3, 500_000, 47_008)]
+        {
+            let mut file = tempfile::tempfile().unwrap();
+            file.write_all(&vec![1; FILE_BYTES]).unwrap();
+            file.sync_all().unwrap();
+            fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+            let device = fstat(&file).unwrap().st_dev;
+            let Some(device) = KernelReadAhead::of((major(device), minor(device))) else {
+                return skip_in_ci_too("temporary files are on no block device");
+            };
+            if device.ahead_bytes == 0 {
+                return skip_in_ci_too("the kernel does not read ahead here");
+            }
+            let chunk = |index: u64| {
+                let end = ((index + 1) * CHUNK).min(FILE_BYTES as u64);
+                ByteRange::between(index * CHUNK, end)
+            };
+            match cache_state(file.as_fd(), chunk(first)).unwrap() {
+                None => return skip_in_ci_too("the kernel does not report cached pages"),
+                Some(state) if state.cached > 0 => {
+                    return skip_in_ci_too("files are in memory whatever is advised");
+                }
+                Some(_) => {}
+            }
+            if len > 0 {
+                let begun = ByteRange::new(first * CHUNK + begun_at, len).unwrap();
+                read_into_cache(file.as_fd(), begun).unwrap();
+                if !is_cached(file.as_fd(), begun.offset()).unwrap() {
+                    return skip_in_ci_too("the kernel does not report cached pages of this file");
+                }
+            }
+            for index in first..CHUNKS {
+                let begun = device.begin(file.as_fd(), chunk(index), 0).unwrap().unwrap();
+                let case = format!("{index} of {first}.. after {len} at {begun_at}, {device:?}");
+                assert_eq!(begun.cached, begun.pages, "{case}");
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_begun_where_the_kernel_does_not_read_ahead() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 20).unwrap();
+        let device = KernelReadAhead { ahead_bytes: 0, request_bytes_max: 1 << 20 };
+        let begun = device.begin(file.as_fd(), ByteRange::between(0, 1 << 20), 0).unwrap();
+        assert_eq!(begun.map_or(0, |begun| begun.cached), 0);
+    }
 
     #[test]
     fn devices_without_a_queue_have_none() {

@@ -1,13 +1,13 @@
 //! Read-ahead into the page cache, for devices whose kernel reads too little ahead.
 //!
-//! The kernel judges by the length of a read. One long read in a stream makes it read as far ahead
-//! from then on (since Linux 6.14; before, for as long as the read goes). So where the reads of a
-//! stream are found to wait for the disk, the next parts of the file are read in whole chunks, and
-//! in file order: several chunks at once look to the kernel like reads at random. What a reader
-//! gets comes from the page cache, so nothing here can be outdated.
+//! Where the reads of a stream are found to wait for the disk, what comes next of the file is read
+//! in chunks, and in file order: several chunks at once look to the kernel like reads at random.
+//! From then on every read of the file counts, until what is ahead of them is found in memory
+//! anyway. What a reader gets comes from the page cache, so nothing here can be outdated.
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,11 +21,18 @@ const CHUNKS_MAX: usize = 72;
 /// How long a chunk counts as read. Until then its readers have come, or it has left the page
 /// cache.
 const CHUNK_LASTS: Duration = Duration::from_secs(2);
+/// Chunks of a file, one after the other, that are found in memory before reads that do not wait
+/// count no more: all that a stream is read ahead. One that is begun can bring in several, by a
+/// long window.
+const CACHED_CHUNKS_MAX: usize = 8;
+
 /// What of one file is read into the page cache before it is asked for.
 #[derive(Default)]
 pub struct Prefetch {
     /// Held while a few entries are examined.
     state: Mutex<State>,
+    /// Reads that do not wait count too. Changed with the state held.
+    follows: AtomicBool,
 }
 
 #[derive(Default)]
@@ -34,6 +41,8 @@ struct State {
     streams: Streams,
     /// The oldest first.
     chunks: VecDeque<Chunk>,
+    /// Chunks that were found in memory, since one was not.
+    cached_chunks: usize,
 }
 
 struct Chunk {
@@ -52,24 +61,45 @@ pub struct PrefetchRun {
     begun: Vec<ByteRange>,
     /// Of these, how many were taken out.
     taken: usize,
+    /// Where what the stream needs ends.
+    until: u64,
 }
 
 impl Prefetch {
-    /// Notes a read of `range`, not empty, in a file of `size` bytes, which waited for the disk.
-    /// Returns what is to be read ahead for its stream, unless a run near it is at work.
+    /// Whether reads that do not wait for the disk are to be noted.
+    #[must_use]
+    pub fn follows_streams(&self) -> bool {
+        self.follows.load(Ordering::Relaxed)
+    }
+
+    /// Notes a read of `range`, not empty, in a file of `size` bytes, that found all of it in
+    /// memory (`was_cached`) or else waits for the disk. After one that waits those that do not
+    /// count too: it may be the first of a stream. Returns what is to be read ahead for its stream,
+    /// unless a run near it is at work.
     pub fn note(
         self: &Arc<Self>,
-        range: ByteRange,
+        (range, was_cached): (ByteRange, bool),
         size: u64,
         now: Instant,
     ) -> Option<PrefetchRun> {
         let mut state = self.lock();
+        if !was_cached {
+            state.cached_chunks = 0;
+            self.follows.store(true, Ordering::Relaxed);
+        }
         let stream = state.streams.note(range);
         if !stream.is_sequential() {
             return None;
         }
-        let begun = state.begin(stream.wanted_ahead(range, size), now);
-        (!begun.is_empty()).then(|| PrefetchRun { owner: Arc::clone(self), begun, taken: 0 })
+        let wanted = stream.wanted_ahead(range, size);
+        let begun = state.begin(wanted, now);
+        // Made only then: its drop locks the state.
+        (!begun.is_empty()).then(|| PrefetchRun {
+            owner: Arc::clone(self),
+            begun,
+            taken: 0,
+            until: wanted.end(),
+        })
     }
 
     /// Forgets chunks read long ago, and the streams when nothing was read ahead lately. To be
@@ -79,11 +109,34 @@ impl Prefetch {
         state.forget_old(now);
         if state.chunks.is_empty() {
             *state = State::default();
+            self.follows.store(false, Ordering::Relaxed);
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl PrefetchRun {
+    /// Where what the stream needs ends, as a multiple of [`CHUNK_BYTES`] or the end of the file.
+    #[must_use]
+    pub fn until(&self) -> u64 {
+        self.until
+    }
+
+    /// Puts back the chunk that was taken out last: it counts as not read unless it is taken again.
+    pub fn put_back(&mut self) {
+        self.taken = self.taken.saturating_sub(1);
+    }
+
+    /// Notes whether a chunk was in memory before it was read ahead, all of it.
+    pub fn note_found(&self, was_cached: bool) {
+        let mut state = self.owner.lock();
+        state.cached_chunks = if was_cached { state.cached_chunks + 1 } else { 0 };
+        if state.cached_chunks >= CACHED_CHUNKS_MAX {
+            self.owner.follows.store(false, Ordering::Relaxed);
+        }
     }
 }
 
@@ -180,7 +233,7 @@ mod tests {
         let (prefetch, now) = (Arc::new(Prefetch::default()), Instant::now());
         let mut read = Vec::new();
         for at in 0..900 {
-            let run = chunks(prefetch.note(range(at * MIB, MIB), SIZE, now));
+            let run = chunks(prefetch.note((range(at * MIB, MIB), false), SIZE, now));
             assert!(run.len() <= RUN_CHUNKS_MAX, "{run:?}");
             read.extend(run);
             assert!(at == 0 || read.last() > Some(&at), "{at} has been asked for: {read:?}");
@@ -193,23 +246,59 @@ mod tests {
         let (prefetch, now) = (Arc::new(Prefetch::default()), Instant::now());
         let far = 500 * MIB;
         for start in [0, far] {
-            assert!(prefetch.note(range(start, MIB), SIZE, now).is_none());
+            assert!(prefetch.note((range(start, MIB), false), SIZE, now).is_none());
         }
-        let first = prefetch.note(range(MIB, MIB), SIZE, now).unwrap();
-        assert_eq!(chunks(prefetch.note(range(2 * MIB, MIB), SIZE, now)), []);
-        assert_ne!(chunks(prefetch.note(range(far + MIB, MIB), SIZE, now)), [], "far away");
+        let first = prefetch.note((range(MIB, MIB), false), SIZE, now).unwrap();
+        assert_eq!(chunks(prefetch.note((range(2 * MIB, MIB), false), SIZE, now)), []);
+        assert_ne!(
+            chunks(prefetch.note((range(far + MIB, MIB), false), SIZE, now)),
+            [],
+            "far away"
+        );
         drop(first);
-        assert_ne!(chunks(prefetch.note(range(3 * MIB, MIB), SIZE, now)), []);
+        assert_ne!(chunks(prefetch.note((range(3 * MIB, MIB), false), SIZE, now)), []);
     }
 
     #[test]
     fn chunks_that_were_not_read_are_begun_again() {
         let (prefetch, now) = (Arc::new(Prefetch::default()), Instant::now());
-        assert!(prefetch.note(range(0, 3 * MIB), SIZE, now).is_none());
-        let mut run = prefetch.note(range(3 * MIB, MIB), SIZE, now).unwrap();
+        assert!(prefetch.note((range(0, 3 * MIB), false), SIZE, now).is_none());
+        let mut run = prefetch.note((range(3 * MIB, MIB), false), SIZE, now).unwrap();
         assert_eq!(run.next(), Some(range(3 * MIB, MIB)));
+        assert_eq!(run.next(), Some(range(4 * MIB, MIB)));
+        run.put_back();
         drop(run);
-        assert_eq!(chunks(prefetch.note(range(4 * MIB, MIB), SIZE, now)), [4, 5, 6, 7]);
+        assert_eq!(chunks(prefetch.note((range(4 * MIB, MIB), false), SIZE, now)), [4, 5, 6, 7]);
+    }
+
+    #[test]
+    fn reads_that_do_not_wait_count_until_enough_is_found_in_memory() {
+        let (prefetch, now) = (Arc::new(Prefetch::default()), Instant::now());
+        assert!(!prefetch.follows_streams());
+        for at in [0, 1] {
+            prefetch.note((range(at * MIB, MIB), false), SIZE, now);
+        }
+        let mut found = 0;
+        for at in 2.. {
+            assert!(prefetch.follows_streams());
+            let Some(mut run) = prefetch.note((range(at * MIB, MIB), true), SIZE, now) else {
+                continue;
+            };
+            while run.next().is_some() {
+                found += 1;
+                // One that was not in memory begins the count anew.
+                run.note_found(found != 5);
+                assert_eq!(prefetch.follows_streams(), found < 5 + CACHED_CHUNKS_MAX, "{found}");
+            }
+            if found >= 5 + CACHED_CHUNKS_MAX {
+                break;
+            }
+        }
+        assert!(!prefetch.follows_streams());
+        prefetch.note((range(100 * MIB, MIB), false), SIZE, now);
+        assert!(prefetch.follows_streams());
+        prefetch.trim(now + CHUNK_LASTS);
+        assert!(!prefetch.follows_streams(), "nothing was read ahead lately");
     }
 
     #[test]
@@ -217,7 +306,7 @@ mod tests {
         let prefetch = Arc::new(Prefetch::default());
         for i in 0..1000 {
             let page = i * 104_729 % 256_000;
-            let run = prefetch.note(range(page * 4096, 4096), SIZE, Instant::now());
+            let run = prefetch.note((range(page * 4096, 4096), false), SIZE, Instant::now());
             assert!(run.is_none(), "{i}");
         }
     }
@@ -228,7 +317,7 @@ mod tests {
         let pass = |now| {
             let mut read = Vec::new();
             (0..8).for_each(|at| {
-                read.extend(chunks(prefetch.note(range(at * MIB, MIB), 8 * MIB, now)))
+                read.extend(chunks(prefetch.note((range(at * MIB, MIB), false), 8 * MIB, now)))
             });
             read
         };
@@ -241,8 +330,8 @@ mod tests {
     #[test]
     fn what_was_read_long_ago_is_forgotten() {
         let (prefetch, now) = (Arc::new(Prefetch::default()), Instant::now());
-        assert!(prefetch.note(range(0, MIB), SIZE, now).is_none());
-        let run = prefetch.note(range(MIB, MIB), SIZE, now);
+        assert!(prefetch.note((range(0, MIB), false), SIZE, now).is_none());
+        let run = prefetch.note((range(MIB, MIB), false), SIZE, now);
         prefetch.trim(now + CHUNK_LASTS);
         assert!(!prefetch.lock().chunks.is_empty(), "a run is at work");
         assert_ne!(chunks(run), []);
@@ -266,8 +355,9 @@ mod tests {
             for (at, len, ends) in reads {
                 let offset = (at * MIB).min(size - 1);
                 let read = range(offset, len.min(size - offset));
-                if let Some(mut run) = prefetch.note(read, size, now) {
-                    for chunk in run.by_ref() {
+                if let Some(mut run) = prefetch.note((read, !ends), size, now) {
+                    while let Some(chunk) = run.next() {
+                        run.note_found(ends);
                         prop_assert!(!chunk.is_empty() && chunk.end() <= size);
                         for other in begun.iter().rev().take(CHUNKS_MAX - 1) {
                             prop_assert!(other.intersection(chunk).is_empty());

@@ -141,7 +141,7 @@ counters! {
         in "read_choices" { "source": "read_ahead", "reason": "sequential" },
     /// Bytes read ahead past the page cache.
     ReadAheadBytes => "read_ahead_bytes",
-    /// Bytes read into the page cache to have the kernel read further ahead.
+    /// Bytes that the kernel was made to read into the page cache for streams of READs.
     PrefetchedBytes => "prefetched_bytes",
     /// Chunks that were to be read ahead and could not be had or kept.
     ReadAheadAbandoned => "read_ahead_abandoned",

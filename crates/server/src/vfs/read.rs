@@ -212,7 +212,8 @@ impl Vfs {
         Ok(self.fetch_through_cache(read).await?.data)
     }
 
-    /// From the page cache, where it stays, in `auto`. What comes next is read ahead if this waits.
+    /// From the page cache, where it stays, in `auto`. What comes next is read ahead if this waits,
+    /// and from then on.
     async fn fetch_and_keep(&self, read: &Read<'_>, why: CachedWhy) -> Result<Fetched, Status> {
         let counters = &read.file.root().counters;
         let fetched = self.fetch_through_cache(read).await;
@@ -220,7 +221,7 @@ impl Vfs {
         counters.add(if was_resident { Counter::ReadsResident } else { why.counter() }, 1);
         let data = fetched?.data;
         read.file.data().note_kept(read.range, was_resident);
-        if !was_resident && self.prefetches(read) {
+        if was_resident {
             self.prefetch(read);
         }
         Ok(data)

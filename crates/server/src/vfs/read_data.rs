@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use io::{
-    Buffer, ByteRange, FileVersion, IoMode, IoPolicy, Payload, RangeGuard, RangeUse, ReadTurn,
-    Share, WidenedRead,
+    Buffer, ByteRange, FileVersion, IoPolicy, Payload, RangeGuard, RangeUse, ReadTurn, Share,
+    WidenedRead,
 };
 use rustix::io::Errno;
 
@@ -132,7 +132,7 @@ impl Vfs {
     ) -> Result<Fetched, Status> {
         let _turn = self.read_turn(read).await;
         let job = self.acquire_cached(read, buffer, had).await;
-        self.on_data_thread(read.file.root(), move || job.perform()).await
+        self.on_data_thread_ahead(read, move || job.perform()).await
     }
 
     /// Reads the range from `source` on a data thread. Short only if the file was cut meanwhile.
@@ -160,7 +160,7 @@ impl Vfs {
     /// to pay, and where it is not known what is in memory.
     pub(super) async fn read_turn(&self, read: &Read<'_>) -> Option<ReadTurn> {
         let at_once_bytes = read.kernel_reads_bytes();
-        let is_prefetched = read.policy.read == IoMode::Auto && self.prefetches(read);
+        let is_prefetched = self.prefetches(read);
         let is_stream = kernel_reads_ahead(at_once_bytes) || is_prefetched;
         if !is_stream || !read.file.root().attributes_in_memory {
             return None;

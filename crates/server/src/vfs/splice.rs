@@ -71,13 +71,16 @@ impl Vfs {
         if has_waited && is_in_memory(read) == Some(true) {
             let Some(mut pipe) = self.pipe(read) else { return Ok(None) };
             let filled = self.fill_here(read, &mut pipe).then(|| self.spliced(read, pipe));
+            if filled.is_some() {
+                self.prefetch(read);
+            }
             return Ok(filled.map(|data| ThroughCache { data, was_resident: false }));
         }
         let pages = self.pages_on_data_thread(read, read.range, RangeUse::Cached).await;
         let Some(mut pipe) = self.pipe(read) else { return Ok(None) };
         let (reader, range) = (Arc::clone(&read.reader), read.range);
         let filled = self
-            .on_data_thread(read.file.root(), move || {
+            .on_data_thread_ahead(read, move || {
                 let filled = fill(&mut pipe, &reader, range);
                 drop(pages);
                 Ok((filled && is_whole(&pipe, range)).then_some(pipe))
