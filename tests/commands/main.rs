@@ -18,6 +18,7 @@ mod interrupted;
 mod listing;
 mod output;
 mod relay;
+mod replaced;
 mod retried;
 #[path = "../skip/mod.rs"]
 mod skip;

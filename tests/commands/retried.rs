@@ -102,7 +102,7 @@ fn copy_onto(
     run(["cp", "-r", here.to_str().unwrap(), &format!("{url}/to")])
 }
 
-fn make_pipe(path: &Path) {
+pub(crate) fn make_pipe(path: &Path) {
     mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
 }
 

@@ -121,7 +121,7 @@ impl Copier {
     async fn finish_dir(&self, PendingDir { from, to, is_new, .. }: &PendingDir) {
         let wanted = from.attributes.mode & 0o777 & !umask();
         let kept = if self.files.options.preserves() {
-            self.files.preserve(from, to, None, "permissions").await
+            self.files.preserve(&from.attributes, to, None, "permissions").await
         } else if *is_new && wanted & 0o700 != 0o700 {
             to.set_mode(wanted).await.map_err(|failure| not_kept("permissions", to, &failure))
         } else {
@@ -153,8 +153,8 @@ impl Copier {
     async fn tree(&mut self, root: PendingDir, target: TargetName) {
         let destination = root.to.clone();
         let mut ahead = vec![(root, target)];
-        while let Some((dir, target)) = ahead.pop() {
-            let mut below = self.content(&dir, &target, &destination).await;
+        while let Some((mut dir, target)) = ahead.pop() {
+            let mut below = self.content(&mut dir, &target, &destination).await;
             self.dirs.push(dir);
             ahead.append(&mut below);
         }
@@ -163,19 +163,21 @@ impl Copier {
     /// Copies the content of a directory and returns the directories in it, whose content remains.
     async fn content(
         &mut self,
-        dir: &PendingDir,
+        dir: &mut PendingDir,
         target: &TargetName,
         destination: &Entry,
     ) -> Vec<(PendingDir, TargetName)> {
         let mut below = Vec::new();
-        let shown = &dir.from.shown;
-        let mut children = match dir.from.children().await {
-            Ok(children) => children,
+        let (mut children, attributes) = match dir.from.children().await {
+            Ok(opened) => opened,
             Err(failure) => {
-                self.files.fail(format!("cannot access {shown}: {failure}"));
+                self.files.fail(format!("cannot access {}: {failure}", dir.from.shown));
                 return below;
             }
         };
+        // Its owner may have restricted it since it was listed.
+        dir.from.attributes = attributes;
+        let (dir, shown) = (&*dir, &dir.from.shown);
         let mut has_begun = false;
         loop {
             let page = match children.next().await {

@@ -1,9 +1,10 @@
 //! A source of a copy: a file of any type, here or on a server.
 
-use std::ffi::OsStr;
+use std::ffi::{CStr, OsStr};
 use std::fs::{self, File, Metadata};
 use std::io;
-use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use client::nfs3::Name;
 use proto::nfs3::{Attributes, DeviceSpec, FileHandle, FileType, Time};
+use rustix::fs::{AtFlags, Dir, FsWord, Mode, OFlags, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 use tokio::task::spawn_blocking;
 
@@ -34,7 +36,9 @@ pub(super) struct Entry {
 
 #[derive(Clone)]
 pub(super) enum Place {
-    Local(PathBuf),
+    /// A path, whether the file was found through a link at its end, and the directory in which it
+    /// was listed; none for an argument.
+    Local(PathBuf, LastLink, Option<FileId>),
     Remote(Remote, FileHandle),
 }
 
@@ -63,7 +67,8 @@ impl Entry {
             metadata.map(|metadata| (path, metadata))
         })
         .await?;
-        Ok(Self { place: Place::Local(path), attributes: local_attributes(&metadata), shown })
+        let attributes = local_attributes(&metadata);
+        Ok(Self { place: Place::Local(path, last, None), attributes, shown })
     }
 
     pub(super) fn is_dir(&self) -> bool {
@@ -78,19 +83,19 @@ impl Entry {
     pub(super) fn handle(&self) -> Option<FileHandle> {
         match &self.place {
             Place::Remote(_, handle) => Some(*handle),
-            Place::Local(_) => None,
+            Place::Local(..) => None,
         }
     }
 
     /// Distinguishes the files of this machine, or of one server.
     pub(super) fn id(&self) -> FileId {
-        (self.attributes.fsid, self.attributes.fileid)
+        file_id(&self.attributes)
     }
 
     /// Whether both are one file.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         let is_one_place = match (&self.place, &other.place) {
-            (Place::Local(_), Place::Local(_)) => true,
+            (Place::Local(..), Place::Local(..)) => true,
             (Place::Remote(one, _), Place::Remote(other, _)) => one.shares_server(other),
             _ => false,
         };
@@ -100,8 +105,8 @@ impl Entry {
     /// The same file with its attributes of now.
     pub(super) async fn again(&self) -> Result<Self> {
         match &self.place {
-            Place::Local(path) => {
-                Self::local(path.clone(), self.shown.clone(), LastLink::Follow).await
+            Place::Local(path, last, _) => {
+                Self::local(path.clone(), self.shown.clone(), *last).await
             }
             Place::Remote(remote, file) => {
                 let attributes = remote.node(*file).await?.attributes;
@@ -118,14 +123,16 @@ impl Entry {
                 Ok((source, self.attributes))
             }
             Place::Remote(..) => Err(Failure::refused(Errno::NXIO)),
-            Place::Local(path) => {
-                let path = path.clone();
-                let open = move || {
-                    let file = File::open(path)?;
-                    let metadata = file.metadata()?;
-                    Ok((Arc::new(file), local_attributes(&metadata)))
+            Place::Local(path, last, above) => {
+                let (path, above, found) = (path.clone(), *above, self.attributes);
+                let opened = match last {
+                    LastLink::Follow => blocking(|| opened(File::open(path)?)).await,
+                    LastLink::Keep => {
+                        blocking(move || open_found(&path, &found, above, OFlags::RDONLY)).await
+                    }
                 };
-                let (file, attributes) = blocking(open).await?;
+                let (file, attributes) = opened?;
+                let file = Arc::new(file);
                 let source = match attributes.file_type {
                     FileType::Regular => Source::Local { file, buffers: Buffers::default() },
                     _ => Source::Stream { file },
@@ -139,32 +146,41 @@ impl Entry {
     pub(super) async fn link_target(&self) -> Result<Bytes> {
         match &self.place {
             Place::Remote(remote, link) => Ok(remote.nfs.readlink(*link).await?.target),
-            Place::Local(path) => {
-                let path = path.clone();
-                let target = blocking(move || fs::read_link(path)).await?;
-                Ok(target.into_os_string().into_vec().into())
+            Place::Local(path, _, above) => {
+                let (path, above, found) = (path.clone(), *above, self.attributes);
+                let target = blocking(move || {
+                    let (link, _) = open_found(&path, &found, above, OFlags::PATH)?;
+                    Ok(rustix::fs::readlinkat(link, "", Vec::new())?)
+                });
+                Ok(target.await?.into_bytes().into())
             }
         }
     }
 
-    /// The entries of a directory.
-    pub(super) async fn children(&self) -> Result<Children> {
+    /// The entries of a directory. With its attributes of now, where that takes no call.
+    pub(super) async fn children(&self) -> Result<(Children, Attributes)> {
         match &self.place {
             Place::Remote(remote, dir) => {
                 let listing = Box::new(remote.list(*dir, true));
-                Ok(Children::Remote { remote: remote.clone(), dir: *dir, listing })
+                let children = Children::Remote { remote: remote.clone(), dir: *dir, listing };
+                Ok((children, self.attributes))
             }
-            Place::Local(path) => {
-                let path = path.clone();
-                Ok(Children::Local { dir: Some(blocking(|| fs::read_dir(path)).await?) })
+            Place::Local(path, _, above) => {
+                let (path, above, found) = (path.clone(), *above, self.attributes);
+                let open = move || {
+                    let (dir, attributes) = open_found(&path, &found, above, OFlags::DIRECTORY)?;
+                    Ok(((Dir::new(dir)?, path, file_id(&attributes)), attributes))
+                };
+                let (dir, attributes) = blocking(open).await?;
+                Ok((Children::Local { dir: Some(dir) }, attributes))
             }
         }
     }
 }
 
-/// A directory being read.
+/// A directory being read; one of this machine with its path and numbers.
 pub(super) enum Children {
-    Local { dir: Option<fs::ReadDir> },
+    Local { dir: Option<(Dir, PathBuf, FileId)> },
     Remote { remote: Remote, dir: FileHandle, listing: Box<Listing> },
 }
 
@@ -176,11 +192,19 @@ impl Children {
     pub(super) async fn next(&mut self) -> Result<Vec<Child>> {
         match self {
             Self::Local { dir } => {
-                let Some(mut reading) = dir.take() else { return Ok(Vec::new()) };
+                let Some((mut reading, path, id)) = dir.take() else { return Ok(Vec::new()) };
                 let (rest, children) = blocking(move || {
-                    let names = reading.by_ref().take(LOCAL_PAGE_LEN);
-                    let children = names.map(local_child).collect::<io::Result<Vec<_>>>()?;
-                    Ok((reading, children))
+                    let mut children = Vec::new();
+                    while children.len() < LOCAL_PAGE_LEN
+                        && let Some(entry) = reading.read()
+                    {
+                        let entry = entry?;
+                        let name = entry.file_name();
+                        if !matches!(name.to_bytes(), b"." | b"..") {
+                            children.push(local_child(&reading, &path, id, name));
+                        }
+                    }
+                    Ok(((reading, path, id), children))
                 })
                 .await?;
                 *dir = (!children.is_empty()).then_some(rest);
@@ -212,11 +236,88 @@ async fn remote_child(remote: &Remote, dir: FileHandle, entry: Name) -> Child {
     (name.to_vec(), found.map_err(Failure::from))
 }
 
-fn local_child(entry: io::Result<fs::DirEntry>) -> io::Result<Child> {
-    let entry = entry?;
-    let found =
-        entry.metadata().map(|metadata| (Place::Local(entry.path()), local_attributes(&metadata)));
-    Ok((entry.file_name().as_bytes().to_vec(), found.map_err(Failure::from)))
+/// The file `name` of the open directory of this path and these numbers.
+fn local_child(dir: &Dir, path: &Path, id: FileId, name: &CStr) -> Child {
+    let find = || {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let (_, attributes) = opened(rustix::fs::openat(dir.fd()?, name, flags, Mode::empty())?)?;
+        let path = path.join(OsStr::from_bytes(name.to_bytes()));
+        Ok((Place::Local(path, LastLink::Keep, Some(id)), attributes))
+    };
+    (name.to_bytes().to_vec(), find().map_err(|error: io::Error| error.into()))
+}
+
+/// Opens a local file that was found with the attributes `found` in the directory `above`, and not
+/// through a link at the end of `path`. Another user may have replaced it, or a directory above it,
+/// by a link to what that user cannot read: its copy would have the owner and mode of the file that
+/// was found.
+///
+/// # Errors
+/// Those of open(2); without an error number when another file has the path by now.
+fn open_found(
+    path: &Path,
+    found: &Attributes,
+    above: Option<FileId>,
+    flags: OFlags,
+) -> io::Result<(File, Attributes)> {
+    let replaced = || io::Error::other("it was replaced while being copied");
+    // A pipe in the place of a regular file is opened without waiting for a writer.
+    let careful = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let (file, attributes) = match rustix::fs::open(path, flags | careful, Mode::empty()) {
+        // Another program holds a lease of the file, and the kernel has asked for it back.
+        Err(Errno::WOULDBLOCK) => {
+            let (pinned, _) = open_found(path, found, above, OFlags::PATH)?;
+            opened(File::open(path_of(&pinned))?)?
+        }
+        Err(Errno::LOOP | Errno::NOTDIR | Errno::NXIO) => return Err(replaced()),
+        file => opened(file?)?,
+    };
+    if attributes.file_type != found.file_type
+        || !is_found(&file, &attributes, found) && !is_mounted_in(&file, above)
+    {
+        return Err(replaced());
+    }
+    // It was meant for the open alone; some file systems and devices heed it in reads as well.
+    if !flags.contains(OFlags::PATH) {
+        rustix::fs::fcntl_setfl(&file, rustix::fs::fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
+    }
+    Ok((file, attributes))
+}
+
+/// Whether an open file is the one that was found, as far as its file system distinguishes them.
+fn is_found(file: &File, attributes: &Attributes, found: &Attributes) -> bool {
+    if file_id(attributes) == file_id(found) {
+        return true;
+    }
+    let lasting = |file: &Attributes| (file.fsid, file.uid, file.gid, file.mode);
+    lasting(attributes) == lasting(found)
+        && rustix::fs::fstatfs(file).is_ok_and(|stat| TRANSIENT_NUMBERS.contains(&stat.f_type))
+}
+
+/// Whether this is the root of a file system that is mounted on an entry of the directory `above`:
+/// an automounter mounts one when the entry is opened. Always false on Linux before 5.8, which does
+/// not report mount roots.
+fn is_mounted_in(dir: &File, above: Option<FileId>) -> bool {
+    let is_mount_root = rustix::fs::statx(dir, "", AtFlags::EMPTY_PATH, StatxFlags::empty())
+        .is_ok_and(|stat| stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT));
+    let parent =
+        || opened(rustix::fs::openat(dir, "..", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?);
+    is_mount_root && parent().is_ok_and(|(_, parent)| Some(file_id(&parent)) == above)
+}
+
+fn file_id(attributes: &Attributes) -> FileId {
+    (attributes.fsid, attributes.fileid)
+}
+
+fn opened(file: impl Into<File>) -> io::Result<(File, Attributes)> {
+    let file = file.into();
+    let attributes = local_attributes(&file.metadata()?);
+    Ok((file, attributes))
+}
+
+/// The path of an open file, whatever becomes of its name.
+pub(super) fn path_of(file: &impl AsRawFd) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
 pub(super) async fn blocking<T: Send + 'static>(
@@ -273,6 +374,11 @@ fn local_time(seconds: i64, nseconds: i64) -> Time {
     }
 }
 
+/// The file systems that may number a file anew once no program has it open, by `f_type` of
+/// statfs(2): FAT, exFAT, FUSE, SMB of versions 1 and 2, and overlayfs.
+const TRANSIENT_NUMBERS: [FsWord; 6] =
+    [0x4d44, 0x2011_bab0, 0x6573_5546, 0xff53_4d42, 0xfe53_4d42, 0x794c_7630];
+
 /// Entries of a local directory that are read at once.
 const LOCAL_PAGE_LEN: usize = 256;
 
@@ -286,5 +392,30 @@ mod tests {
         assert_eq!(local_time(5, 999), Time { seconds: 5, nseconds: 999 });
         let last = Time { seconds: u32::MAX, nseconds: 999_999_999 };
         assert_eq!(local_time(1 << 33, 0), last);
+    }
+
+    #[test]
+    fn only_a_mount_on_the_entry_may_take_the_place_of_a_directory_that_was_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let [root, other] =
+            [Path::new("/"), dir.path()].map(|path| local_attributes(&fs::metadata(path).unwrap()));
+        let open = |path: &Path, above| open_found(path, &root, above, OFlags::DIRECTORY);
+        let (listed, elsewhere) = (Some(file_id(&root)), Some(file_id(&other)));
+        assert!(open(Path::new("/"), None).is_ok());
+        assert!(open(Path::new("/proc"), listed).is_ok());
+        let replacements =
+            [(Path::new("/proc"), elsewhere), (Path::new("/proc"), None), (dir.path(), listed)];
+        for (path, above) in replacements {
+            let refusal = open(path, above).unwrap_err();
+            assert_eq!(refusal.to_string(), "it was replaced while being copied");
+        }
+    }
+
+    #[test]
+    fn an_opened_file_blocks_its_reads() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let found = local_attributes(&file.as_file().metadata().unwrap());
+        let (opened, _) = open_found(file.path(), &found, None, OFlags::RDONLY).unwrap();
+        assert!(!rustix::fs::fcntl_getfl(opened).unwrap().contains(OFlags::NONBLOCK));
     }
 }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use proto::nfs3::{FileType, StableHow};
+use proto::nfs3::{Attributes, FileType, StableHow};
 use rustix::io::Errno;
 
 use super::super::console::Console;
@@ -33,8 +33,6 @@ pub(super) struct FileCopier {
 /// The existing file at the destination.
 struct ExistingFile {
     file: Entry,
-    /// Whether it may be opened through a link.
-    last: LastLink,
     /// What [`ExistingFile::file`] names, if that is a link's target here.
     _pin: Option<OwnedFd>,
 }
@@ -50,6 +48,8 @@ struct Opened<'a> {
 
 /// A copy that is complete but for what `-p` keeps.
 struct Written<'a> {
+    /// The attributes of the file that was opened and read.
+    like: Attributes,
     to: Entry,
     /// The open file, if data was written here.
     file: Option<Arc<File>>,
@@ -83,12 +83,12 @@ impl FileCopier {
     /// for root alone, for whom a server that squashes root is the one reason.
     pub(super) async fn preserve(
         &self,
-        from: &Entry,
+        like: &Attributes,
         to: &Entry,
         written: Option<Arc<File>>,
         what: &str,
     ) -> Reported<()> {
-        match to.take_after(&from.attributes, written).await {
+        match to.take_after(like, written).await {
             Ok(Some(refusal)) if to.is_written_by_root() => {
                 Err(format!("failed to preserve ownership for {}: {refusal}", to.shown))
             }
@@ -128,11 +128,11 @@ impl FileCopier {
                 target.remove().await.map_err(|failure| target.cannot("remove", &failure))?;
             }
             let to = self.special(from, target).await?;
-            Some(Written { to, file: None, _lock: None })
+            Some(Written { like: from.attributes, to, file: None, _lock: None })
         };
-        if let Some(Written { to, file, _lock }) = written {
+        if let Some(Written { like, to, file, _lock }) = written {
             if self.options.preserves() {
-                self.preserve(from, &to, file, "times").await?;
+                self.preserve(&like, &to, file, "times").await?;
             }
             self.say(from, target);
         }
@@ -152,13 +152,13 @@ impl FileCopier {
         let is_link = |file: &Entry| file.file_type() == FileType::Symlink;
         let itself = look(LastLink::Keep).await?;
         if last == LastLink::Keep || !itself.as_ref().is_some_and(is_link) {
-            return Ok(itself.map(|file| ExistingFile { file, last: LastLink::Keep, _pin: None }));
+            return Ok(itself.map(|file| ExistingFile { file, _pin: None }));
         }
         let dangling = || format!("not writing through dangling symlink {}", target.shown);
         // Without -r no links are made.
         if !self.options.recursive() {
             let file = look(last).await?.ok_or_else(dangling)?;
-            return Ok(Some(ExistingFile { file, last, _pin: None }));
+            return Ok(Some(ExistingFile { file, _pin: None }));
         }
         // Not held while the file is opened, which for a pipe waits for its reader.
         let mut following = self.made_links.follow().await;
@@ -177,7 +177,7 @@ impl FileCopier {
         if links.into_iter().any(|link| following.is_made(link)) {
             return Err(refused());
         }
-        Ok(Some(ExistingFile { file, last, _pin: pin }))
+        Ok(Some(ExistingFile { file, _pin: pin }))
     }
 
     /// A symbolic link, a pipe, a socket or a device.
@@ -263,7 +263,10 @@ impl FileCopier {
         let plan = Plan::new(&from.attributes, &source, start, chunk_bytes, is_empty).await;
         self.progress.advance(start);
         match transfer(&source, &mut sink, &plan, &self.progress).await {
-            Ok(_) => Ok(Some(Written { to, file: sink.file(), _lock: Some(lock) })),
+            Ok(_) => {
+                let (like, file) = (from.attributes, sink.file());
+                Ok(Some(Written { like, to, file, _lock: Some(lock) }))
+            }
             Err(Broken::Reading(failure)) => Err(unreadable(failure)),
             Err(Broken::Writing(failure)) => {
                 Err(format!("error writing {}: {failure}", target.shown))
@@ -279,13 +282,13 @@ impl FileCopier {
         existing: Option<&ExistingFile>,
         stable: StableHow,
     ) -> Reported<Option<Opened<'_>>> {
-        if let Some(ExistingFile { file, last, .. }) = existing {
+        if let Some(ExistingFile { file, .. }) = existing {
             let opened = async {
                 // What an interrupted copy has left has the mode of its source, perhaps read-only.
                 if !(self.options.resume && resume::may_go_on(from, file)) {
                     file.may_write().await?;
                 }
-                self.open_existing(file, *last, stable).await
+                self.open_existing(file, stable).await
             };
             match opened.await {
                 Ok(opened) => return Ok(Some(opened)),
@@ -302,13 +305,8 @@ impl FileCopier {
         made.map_err(|failure| target.cannot("create regular file", &failure))
     }
 
-    async fn open_existing(
-        &self,
-        file: &Entry,
-        last: LastLink,
-        stable: StableHow,
-    ) -> Result<Opened<'_>> {
-        let (to, sink) = file.sink(stable, last).await?;
+    async fn open_existing(&self, file: &Entry, stable: StableHow) -> Result<Opened<'_>> {
+        let (to, sink) = file.sink(stable).await?;
         let lock = self.locks.lock_existing(&to).await;
         Ok(Opened { to, sink, lock, is_new: false })
     }
@@ -341,7 +339,7 @@ impl FileCopier {
                     (FileType::Regular, _) => existing.may_write().await?,
                     _ => return Err(exists),
                 }
-                self.open_existing(&existing, LastLink::Keep, stable).await.map(Some)
+                self.open_existing(&existing, stable).await.map(Some)
             }
             Err(failure) => Err(failure),
         }
@@ -388,7 +386,7 @@ pub(super) fn not_kept(what: &str, to: &Entry, failure: &Failure) -> String {
 fn chunk_bytes(from: &Entry, target: &TargetName) -> u32 {
     let read_max = match &from.place {
         Place::Remote(remote, _) => remote.read_bytes(),
-        Place::Local(_) => CHUNK_BYTES_MAX,
+        Place::Local(..) => CHUNK_BYTES_MAX,
     };
     read_max.min(target.write_bytes().unwrap_or(CHUNK_BYTES_MAX)).min(CHUNK_BYTES_MAX)
 }

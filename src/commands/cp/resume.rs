@@ -83,7 +83,7 @@ fn is_earlier(copy: Time, source: Time) -> bool {
 /// The bytes that may be incomplete at the end of an interrupted copy.
 const fn unsettled_bytes(place: &Place) -> u64 {
     match place {
-        Place::Local(_) => LOCAL_UNSAFE_BYTES_MAX,
+        Place::Local(..) => LOCAL_UNSAFE_BYTES_MAX,
         Place::Remote(..) => REMOTE_UNSAFE_BYTES_MAX,
     }
 }

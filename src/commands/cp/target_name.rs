@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use super::super::failure::{Failure, Result};
 use super::super::remote::{LastLink, Node, Remote};
 use super::super::target::Shown;
-use super::entry::{Entry, FileId, Place, blocking, local_attributes};
+use super::entry::{Entry, FileId, Place, blocking, local_attributes, path_of};
 use super::follow::{Followed, follow};
 use super::sink::{RemoteSink, Sink};
 
@@ -43,7 +43,7 @@ impl Dir {
             (Place::Remote(remote, dir), Self::Local(_)) => {
                 Self::Remote(remote.clone(), *dir, Vec::new())
             }
-            (Place::Local(path), _) => Self::Local(path.clone()),
+            (Place::Local(path, ..), _) => Self::Local(path.clone()),
         }
     }
 }
@@ -134,7 +134,7 @@ impl TargetName {
                     Ok((OwnedFd::from(pin), links, metadata))
                 });
                 followed.await.map(|(pin, links, metadata)| {
-                    let place = Place::Local(path_of(&pin).into());
+                    let place = Place::Local(path_of(&pin).into(), LastLink::Follow, None);
                     let attributes = local_attributes(&metadata);
                     let file = Entry { place, attributes, shown: self.shown.clone() };
                     LinkedFile { file, links, pin: Some(pin) }
@@ -212,14 +212,14 @@ impl TargetName {
                 })
                 .await?;
                 let attributes = local_attributes(&metadata);
-                let (place, shown) = (Place::Local(path), self.shown.clone());
+                let (place, shown) = (Place::Local(path, LastLink::Keep, None), self.shown.clone());
                 Ok((Entry { place, attributes, shown }, sink))
             }
             Dir::Remote(remote, dir, _) => {
                 let how = CreateHow::Guarded(with_mode(mode));
                 let made = remote.nfs.create(*dir, &self.name, how).await?;
                 let entry = self.made(remote, *dir, Procedure::Create, made).await?;
-                entry.sink(stable, LastLink::Keep).await
+                entry.sink(stable).await
             }
         }
     }
@@ -298,10 +298,10 @@ impl Entry {
     /// is now, where that takes no call; its data is still there.
     ///
     /// # Errors
-    /// `LOOP` when the name has become a link although `last` is [`LastLink::Keep`].
-    pub(super) async fn sink(&self, stable: StableHow, last: LastLink) -> Result<(Self, Sink)> {
+    /// `LOOP` when the name has become a link since.
+    pub(super) async fn sink(&self, stable: StableHow) -> Result<(Self, Sink)> {
         match &self.place {
-            Place::Local(path) => {
+            Place::Local(path, last, _) => {
                 let path = path.clone();
                 let flags = match last {
                     LastLink::Follow => OFlags::empty(),
@@ -343,7 +343,7 @@ impl Entry {
     /// Gives the file the permissions `mode`.
     pub(super) async fn set_mode(&self, mode: u32) -> Result<()> {
         match &self.place {
-            Place::Local(path) => {
+            Place::Local(path, ..) => {
                 let (path, file_type) = (path.clone(), self.file_type());
                 blocking(move || {
                     let file = pin(&path, file_type)?;
@@ -361,7 +361,7 @@ impl Entry {
     /// Whether it is root who writes it.
     pub(super) fn is_written_by_root(&self) -> bool {
         match &self.place {
-            Place::Local(_) => rustix::process::geteuid().is_root(),
+            Place::Local(..) => rustix::process::geteuid().is_root(),
             Place::Remote(remote, _) => remote.nfs.identity().uid == 0,
         }
     }
@@ -377,7 +377,7 @@ impl Entry {
     ) -> Result<Option<Failure>> {
         let like = *like;
         match &self.place {
-            Place::Local(path) => {
+            Place::Local(path, ..) => {
                 let (path, file_type) = (path.clone(), self.file_type());
                 let refusal = blocking(move || match written {
                     Some(file) => take_after_open(&file, &like),
@@ -430,6 +430,7 @@ fn take_after_link(path: &Path, like: &Attributes) -> io::Result<Option<Errno>> 
 }
 
 fn take_after_pinned(file: &OwnedFd, like: &Attributes) -> io::Result<Option<Errno>> {
+    // fchmod(2) does not take the descriptor of a pinned file.
     let (path, (uid, gid)) = (path_of(file), owner(like));
     let changed = rustix::fs::chownat(CWD, &path, uid, gid, AtFlags::empty());
     let (mode, refusal) = mode_after(changed, like)?;
@@ -474,11 +475,6 @@ fn pin(path: &Path, file_type: FileType) -> io::Result<OwnedFd> {
         return Err(Errno::STALE.into());
     }
     Ok(file.into())
-}
-
-/// The path of a pinned file: fchmod(2) does not take its descriptor.
-fn path_of(file: &OwnedFd) -> String {
-    format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
 fn make_local_node(path: &Path, like: &Attributes, mode: u32) -> io::Result<()> {
