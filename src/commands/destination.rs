@@ -37,6 +37,17 @@ impl Place {
         let (dir, other) = (remote.node(self.dir).await?, remote.node(place.dir).await?);
         Ok(dir.is_same(&other))
     }
+
+    /// Removes the name, which may be gone already.
+    ///
+    /// # Errors
+    /// Those of REMOVE but `NOENT`.
+    pub(super) async fn remove(&self, remote: &Remote) -> Result<()> {
+        match remote.nfs.remove(self.dir, &self.name).await {
+            Err(error) if error.errno() != Errno::NOENT => Err(error.into()),
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
 }
 
 impl Destination {

@@ -12,9 +12,10 @@ use super::console::Console;
 use super::cp::last_name;
 use super::destination::{Destination, Place};
 use super::failure::{Failure, Result};
-use super::remote::{LastLink, Node, Remote};
+use super::remote::{LastLink, Node, Remote, random_bytes};
 use super::session::{ConnectOptions, Session};
 use super::target::{Shown, Target, is_remote};
+use super::text::quote;
 use crate::exit::MISUSED;
 
 /// As coreutils' `ln`. Hard links stay in their export.
@@ -166,13 +167,34 @@ impl Linker<'_> {
         // Removed, it might have no other name, and a link would lead to itself.
         match source.is(&there, place, remote).await {
             Ok(true) => return Err(format!("{from} and {shown} are the same file")),
+            // It is a link to the file already.
+            Ok(false) if matches!(source, Source::File(node, _) if node.is_same(&there)) => {
+                return Ok(Ok(()));
+            }
             Ok(false) => {}
             Err(failure) => return Err(format!("failed to access {from}: {failure}")),
         }
-        if let Err(error) = remote.nfs.remove(place.dir, &place.name).await {
-            return Err(format!("cannot remove {shown}: {}", Failure::from(error)));
+        // The name leads to the file until it leads to the link, also where none can be made.
+        let name = format!(".ln.{:016x}", u64::from_ne_bytes(random_bytes())).into_bytes();
+        let temporary =
+            Place { dir: place.dir, name, shown: shown.clone(), ends_with_slash: false };
+        if let Err(failure) = source.link_once(remote, &temporary).await {
+            // The reply may have been lost.
+            let _ = temporary.remove(remote).await;
+            return Ok(Err(failure));
         }
-        Ok(source.link(remote, place).await)
+        let renamed = source.rename(remote, &temporary, place).await;
+        // RENAME leaves both names of one file as they are.
+        let remains = renamed.is_err() || matches!(source, Source::File(..));
+        match if remains { temporary.remove(remote).await } else { Ok(()) } {
+            Ok(()) => Ok(renamed),
+            Err(failure) => {
+                let renamed = renamed.map_err(|failure| cannot(source, from, shown, &failure));
+                let renamed = renamed.map_or_else(|sentence| sentence + "; ", |()| String::new());
+                let name = quote::always(&temporary.name);
+                Err(format!("{renamed}cannot remove {name} beside {shown}: {failure}"))
+            }
+        }
     }
 }
 
@@ -193,11 +215,41 @@ impl Source {
         Ok(())
     }
 
+    /// Makes the link by a name that no other program uses: EXIST means that an earlier copy of the
+    /// call was executed, and its reply lost.
+    async fn link_once(&self, remote: &Remote, place: &Place) -> Result<()> {
+        match self.link(remote, place).await {
+            Err(failure) if failure.errno() != Errno::EXIST => Err(failure),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Renames the link, unless an earlier copy of the call has done that.
+    async fn rename(&self, remote: &Remote, from: &Place, to: &Place) -> Result<()> {
+        match remote.nfs.rename(from.dir, &from.name, to.dir, &to.name).await {
+            Err(error) if error.errno() == Errno::NOENT && self.is_at(to, remote).await => Ok(()),
+            renamed => Ok(renamed.map(|_| ())?),
+        }
+    }
+
+    /// Whether the link has this name.
+    async fn is_at(&self, place: &Place, remote: &Remote) -> bool {
+        let Ok(there) = remote.lookup(place.dir, &place.name).await else { return false };
+        match self {
+            Self::File(node, _) => node.is_same(&there),
+            Self::Path(path) => {
+                let link = remote.nfs.readlink(there.handle).await;
+                link.is_ok_and(|link| link.target == path)
+            }
+        }
+    }
+
     /// Whether the link would lead to the name that it is to replace.
     async fn is(&self, there: &Node, place: &Place, remote: &Remote) -> Result<bool> {
         match self {
             Self::File(node, _) if !node.is_same(there) => Ok(false),
-            Self::File(node, path) if node.attributes.nlink > 1 => {
+            // As it is now: the LINK that was answered EXIST may have been executed before.
+            Self::File(_, path) if there.attributes.nlink > 1 => {
                 let (parent, name) = remote.resolve_parent(path).await?;
                 let dir = parent.handle;
                 let (shown, ends_with_slash) = (place.shown.clone(), false);

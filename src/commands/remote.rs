@@ -1,7 +1,9 @@
 //! An export of a server as the commands see it: paths, listings and handles, nothing remembered.
 
 use std::collections::VecDeque;
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
+use std::time::Instant;
 
 use client::mount3::Mounted;
 use client::nfs3::{Listing as Page, Name, Nfs3, leave_out_rejected};
@@ -286,6 +288,11 @@ pub(crate) fn below<'a>(path: &'a [u8], dir: &[u8]) -> Option<&'a [u8]> {
 fn components(path: &[u8]) -> VecDeque<Vec<u8>> {
     let names = path.split(|byte| *byte == b'/');
     names.filter(|name| !matches!(*name, b"" | b".")).map(<[u8]>::to_vec).collect()
+}
+
+/// Bytes that no other process uses, for a name or a verifier.
+pub(crate) fn random_bytes() -> [u8; 8] {
+    RandomState::new().hash_one(Instant::now()).to_ne_bytes()
 }
 
 /// The path without the slashes at its end.

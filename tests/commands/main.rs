@@ -15,6 +15,7 @@ mod fuse;
 mod gate;
 mod hostile;
 mod interrupted;
+mod linking;
 mod listing;
 mod output;
 mod relay;
