@@ -277,7 +277,7 @@ fn write_behind_a_large_hole_awaits_the_commit_of_the_data_before_it() {
     let seen = Arc::clone(&early);
     let url = relay(&server, move |message| {
         match message {
-            Message::Call { xid, program: nfs3::PROGRAM, procedure, mut arguments } => {
+            Message::Call { xid, program: nfs3::PROGRAM, procedure, mut arguments, .. } => {
                 if procedure == Procedure::Commit as u32 {
                     *commit.lock().unwrap() = Some(xid);
                 } else if procedure == Procedure::Write as u32 {

@@ -41,7 +41,7 @@ fn link(
 }
 
 /// The reply that refuses a call.
-fn refused(xid: u32, reply: &impl Encode) -> Vec<u8> {
+pub(crate) fn refused(xid: u32, reply: &impl Encode) -> Vec<u8> {
     record::encode(|w| {
         encode_success(w, xid);
         reply.encode(w);

@@ -17,8 +17,8 @@ const RECORD_BYTES_MAX: usize = 4 << 20;
 
 /// A message that passes.
 pub(crate) enum Message<'a> {
-    /// A call by its program and procedure, with its arguments.
-    Call { xid: u32, program: u32, procedure: u32, arguments: Reader<'a> },
+    /// A call by its program and procedure, with its arguments, and all of its bytes.
+    Call { xid: u32, program: u32, procedure: u32, arguments: Reader<'a>, bytes: &'a [u8] },
     /// The reply to the call of that number.
     Reply { xid: u32 },
 }
@@ -51,13 +51,24 @@ pub(crate) fn intercept(
     watch: impl Fn(u32, Reader<'_>) -> Option<Vec<u8>> + Send + Sync + 'static,
 ) -> String {
     relay(server, move |message| match message {
-        Message::Call { xid, program: nfs3::PROGRAM, procedure: called, arguments }
+        Message::Call { xid, program: nfs3::PROGRAM, procedure: called, arguments, .. }
             if called == procedure as u32 =>
         {
             watch(xid, arguments)
         }
         _ => None,
     })
+}
+
+/// Lets the server of this port execute a call, and drops the reply. The server does not recognise
+/// the call when that is sent on, as if it was started anew between the two.
+pub(crate) fn execute(port: u16, call: &[u8]) {
+    let mut server = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+    let mut call = call.to_vec();
+    // The xid.
+    call[0] ^= 0xff;
+    server.write_all(&record::in_fragments(&call, &[])).unwrap();
+    record::read_blocking(&mut server, RECORD_BYTES_MAX).unwrap().unwrap();
 }
 
 /// Relays both ways on threads of their own. The end of one is the end of both.
@@ -83,7 +94,7 @@ fn relay_calls(mut client: &TcpStream, mut server: &TcpStream, watch: &Watch) ->
         let mut arguments = Reader::new(&call);
         let header = decode_call(&mut arguments).unwrap();
         let (xid, program, procedure) = (header.xid, header.program, header.procedure);
-        match watch(Message::Call { xid, program, procedure, arguments }) {
+        match watch(Message::Call { xid, program, procedure, arguments, bytes: &call }) {
             Some(reply) => client.write_all(&reply)?,
             None => server.write_all(&record::in_fragments(&call, &[]))?,
         }

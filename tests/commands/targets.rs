@@ -1,17 +1,20 @@
 //! `cp` where several names come to one target, and where a target must not be written.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
+use std::time::{Duration, SystemTime};
 
-use proto::nfs3::Procedure;
+use proto::nfs3::{self, CreateArgs, CreateHow, CreatedReply, Failure, Procedure, Status, WccData};
+use proto::xdr::Decode;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use crate::fixture::{
     Server, assert_exit, assert_same_data, pattern, run, spillway, succeeded, text, wait_for,
 };
-use crate::relay::intercept;
+use crate::linking::refused;
+use crate::relay::{Message, execute, intercept, relay};
 use crate::skip::skip;
 
 /// More than a job writes at once.
@@ -75,8 +78,59 @@ fn n_keeps_a_file_that_another_client_creates_meanwhile() {
 }
 
 #[test]
+fn n_keeps_an_empty_file_that_another_client_creates_meanwhile() {
+    assert_eq!(copied_without_clobbering(""), "");
+}
+
+/// Copies `data`, in a file of mode 0600, with `cp -n` to `/to` of a URL, and expects all of it
+/// there.
+fn assert_copied_without_clobbering(server: &Server, url: &str, data: &str) {
+    let here = server.beside("here");
+    fs::write(&here, data).unwrap();
+    fs::set_permissions(&here, fs::Permissions::from_mode(0o600)).unwrap();
+    let start = SystemTime::now() - Duration::from_secs(1);
+    succeeded(run(["cp", "-n", here.to_str().unwrap(), &format!("{url}/to")]));
+    let to = server.path("to");
+    // Before a read, which changes the time of the last access.
+    let metadata = fs::metadata(&to).unwrap();
+    assert_eq!(fs::read_to_string(&to).unwrap(), data);
+    fs::remove_file(to).unwrap();
+    assert_eq!(metadata.mode() & 0o7777, 0o600);
+    for time in [metadata.modified(), metadata.accessed()] {
+        assert!((start..=SystemTime::now()).contains(&time.unwrap()));
+    }
+}
+
+#[test]
 fn n_fills_the_file_of_a_create_that_was_sent_twice() {
-    assert_eq!(copied_without_clobbering(""), "ours");
+    let server = Server::start();
+    let port = server.port();
+    let url = relay(&server, move |message| {
+        if let Message::Call { program: nfs3::PROGRAM, procedure, bytes, .. } = message
+            && procedure == Procedure::Create as u32
+        {
+            execute(port, bytes);
+        }
+        None
+    });
+    // An empty file takes no WRITE, which would set its times.
+    for data in ["ours", ""] {
+        assert_copied_without_clobbering(&server, &url, data);
+    }
+}
+
+#[test]
+fn n_makes_files_on_a_server_without_exclusive_creation() {
+    let server = Server::start();
+    let url = intercept(&server, Procedure::Create, |xid, mut arguments| {
+        let how = CreateArgs::decode(&mut arguments).unwrap().how;
+        let failure = Failure { status: Status::Notsupp, body: WccData::default() };
+        matches!(how, CreateHow::Exclusive(_)).then(|| refused(xid, &CreatedReply::Err(failure)))
+    });
+    // An empty file takes no WRITE, which would set its times.
+    for data in ["ours", ""] {
+        assert_copied_without_clobbering(&server, &url, data);
+    }
 }
 
 #[test]

@@ -319,7 +319,7 @@ impl FileCopier {
         stable: StableHow,
     ) -> Result<Option<Opened<'_>>> {
         let overwrites = self.locks.overwrites();
-        match target.create(mode, stable).await {
+        match target.create(mode, stable, self.options.no_clobber).await {
             Ok((to, mut sink)) => {
                 let lock = self.locks.lock(&to).await;
                 // Another job may have found it by another name, and written it.
@@ -328,14 +328,16 @@ impl FileCopier {
                 }
                 Ok(Some(Opened { to, sink, lock, is_new: true }))
             }
-            // A restarted server has lost its reply cache and returns EXIST when the call is sent
-            // again, and another client may have made the file since it was looked for.
+            // Made by another client since it was looked for; or by the own call, if the server has
+            // no exclusive creation and was restarted.
+            Err(exists) if exists.errno() == Errno::EXIST && self.options.no_clobber => Ok(None),
+            // Or by the own call: a restarted server has lost its reply cache and returns EXIST
+            // when the call is sent again.
             Err(exists) if exists.errno() == Errno::EXIST => {
                 let Some(existing) = target.look(LastLink::Keep).await? else { return Err(exists) };
                 match (existing.file_type(), existing.attributes.size) {
                     // Perhaps that of the own call, whose mode may be read-only.
-                    (FileType::Regular, 0) if !self.options.no_clobber || target.is_remote() => {}
-                    _ if self.options.no_clobber => return Ok(None),
+                    (FileType::Regular, 0) => {}
                     (FileType::Regular, _) => existing.may_write().await?,
                     _ => return Err(exists),
                 }

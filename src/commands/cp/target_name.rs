@@ -13,13 +13,13 @@ use bytes::Bytes;
 use client::Error;
 use proto::nfs3::{
     ACCESS_EXTEND, ACCESS_MODIFY, Attributes, CreateHow, CreatedOk, FileHandle, FileType,
-    MknodData, Procedure, SetAttributes, SetTime, StableHow,
+    MknodData, Procedure, SetAttributes, SetTime, StableHow, Status,
 };
 use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
 
 use super::super::failure::{Failure, Result};
-use super::super::remote::{LastLink, Node, Remote};
+use super::super::remote::{LastLink, Node, Remote, random_bytes};
 use super::super::target::Shown;
 use super::entry::{Entry, FileId, Place, blocking, local_attributes, path_of};
 use super::follow::{Followed, follow};
@@ -195,11 +195,17 @@ impl TargetName {
         }
     }
 
-    /// Makes an empty file.
+    /// Makes an empty file. `exclusive`: where the server can, by calls that find the file which an
+    /// earlier copy of them has made.
     ///
     /// # Errors
     /// `EXIST` when there is anything by that name.
-    pub(super) async fn create(&self, mode: u32, stable: StableHow) -> Result<(Entry, Sink)> {
+    pub(super) async fn create(
+        &self,
+        mode: u32,
+        stable: StableHow,
+        exclusive: bool,
+    ) -> Result<(Entry, Sink)> {
         match &self.dir {
             Dir::Local(dir) => {
                 let path = Self::local_path(dir, &self.name);
@@ -216,12 +222,40 @@ impl TargetName {
                 Ok((Entry { place, attributes, shown }, sink))
             }
             Dir::Remote(remote, dir, _) => {
-                let how = CreateHow::Guarded(with_mode(mode));
-                let made = remote.nfs.create(*dir, &self.name, how).await?;
-                let entry = self.made(remote, *dir, Procedure::Create, made).await?;
+                let entry = self.create_on_server(remote, *dir, mode, exclusive).await?;
                 entry.sink(stable).await
             }
         }
+    }
+
+    async fn create_on_server(
+        &self,
+        remote: &Remote,
+        dir: FileHandle,
+        mode: u32,
+        exclusive: bool,
+    ) -> Result<Entry> {
+        if exclusive {
+            let how = CreateHow::Exclusive(random_bytes());
+            match remote.nfs.create(dir, &self.name, how).await {
+                // Exclusive creation is optional (RFC 1813 §3.3.8).
+                Err(error) if error.is(Status::Notsupp) => {}
+                made => {
+                    let entry = self.made(remote, dir, Procedure::Create, made?).await?;
+                    // The server has stored the verifier in place of attributes, usually in the
+                    // times.
+                    let now = SetTime::ToServerTime;
+                    let new = SetAttributes { atime: now, mtime: now, ..with_mode(mode) };
+                    if let Some(file) = entry.handle() {
+                        remote.nfs.setattr(file, new, None).await?;
+                    }
+                    return Ok(entry);
+                }
+            }
+        }
+        let how = CreateHow::Guarded(with_mode(mode));
+        let made = remote.nfs.create(dir, &self.name, how).await?;
+        self.made(remote, dir, Procedure::Create, made).await
     }
 
     /// Makes a symbolic link.
