@@ -233,7 +233,7 @@ fn parse_source(source: &OsString) -> Result<NfsUrl, String> {
 /// Serves until the file system is unmounted, by a signal or by another process, and all written
 /// data is at the server.
 async fn serve(mount: &mut Mount, signals: &mut Signals) -> ExitCode {
-    let (mut synced, mut refused) = (Ok(()), None);
+    let (mut synced, mut refused, mut stays) = (Ok(()), None, false);
     let ended = tokio::select! {
         ended = mount.ended() => ended,
         signal = signals.next() => {
@@ -262,8 +262,14 @@ async fn serve(mount: &mut Mount, signals: &mut Signals) -> ExitCode {
                     warn!("programs still use the directory; their operations fail from now on");
                 }
                 Ok(Unmounted::Covered) => {
+                    stays = true;
                     let dir = mount.dir().display();
                     warn!(%dir, "another mount covers this one, which stays below it, dead");
+                }
+                Ok(Unmounted::Parent) => {
+                    stays = true;
+                    let dir = mount.dir().display();
+                    warn!(%dir, "file systems are mounted below this one, which stays, dead");
                 }
                 // The data is written to the server all the same.
                 Err(error) => refused = Some(error),
@@ -283,7 +289,7 @@ async fn serve(mount: &mut Mount, signals: &mut Signals) -> ExitCode {
     };
     match (synced.and(finished), refused) {
         (Ok(()), None) => {
-            info!("unmounted");
+            info!("{}", if stays { "ended" } else { "unmounted" });
             ExitCode::SUCCESS
         }
         (Ok(()), Some(error)) => failed(format!("not unmounted: {error}")),

@@ -681,6 +681,29 @@ def signal_ends_no_bind_mount_above():
 
 
 @case
+def signal_ends_no_mount_below():
+    """What is mounted on a directory of the mount keeps its files: the mount stays too, dead."""
+    with export() as server, held(server.mount()) as mount:
+        scratch = mount.directory / "scratch"
+        scratch.mkdir()
+        (mount.directory / "written").write_text("before the signal", encoding="ascii")
+        run_ok("mount", "-t", "tmpfs", "scratch", scratch)
+        (scratch / "kept").write_text("of the tmpfs", encoding="ascii")
+        mount.process.terminate()
+        found = mount.process.wait(10)
+        check(found == 0, f"exit status {found}: {mount.last_words()}")
+        check("below this one" in mount.last_words(), mount.last_words())
+        check(mount.last_words().endswith(" ended"), mount.last_words())
+        check(mounted(scratch), "the signal unmounted the file system below")
+        text = (scratch / "kept").read_text(encoding="ascii")
+        check(text == "of the tmpfs", f"the file system below has {text!r}")
+        text = (server.directory / "written").read_text(encoding="ascii")
+        check(text == "before the signal", f"the server has {text!r}")
+        run_ok("umount", scratch)
+        run_ok("umount", mount.directory)
+
+
+@case
 def signal_to_a_mount_whose_directory_was_renamed():
     """It is not at its path any more: it is reported where it stays, dead."""
     with export() as server:

@@ -47,8 +47,8 @@ pub enum MountError {
     },
     /// The mount point has a FUSE mount whose process has ended.
     #[error(
-        "{0}: a file system whose program has ended is mounted there; end it with `fusermount -u \
-         {0}`", dir.display()
+        "{0}: a file system whose program has ended is mounted there; unmount what is mounted \
+         below it, then end it with `fusermount -u {0}`", dir.display()
     )]
     Dead {
         /// Where to mount.
@@ -135,8 +135,8 @@ impl Kernel {
         &self.dir
     }
 
-    /// Unmounts; a file system in use is detached. Leaves all other mounts on the directory alone.
-    /// Blocks.
+    /// Unmounts; a file system in use is detached. Leaves all other mounts alone, on the directory
+    /// and below it. Blocks.
     ///
     /// Not through fuser: with `auto_unmount` it leaves that to fusermount, which waits for the end
     /// of this process, and it ignores a refusal of fusermount.
@@ -159,13 +159,40 @@ impl Kernel {
         }
         match unmount(&self.dir, UnmountFlags::empty()) {
             Ok(()) => Ok(Unmounted::Gone),
+            // MNT_DETACH would take them with it.
+            Err(Errno::BUSY) if self.has_mounts_below() => Ok(Unmounted::Parent),
             Err(Errno::BUSY) => {
                 unmount(&self.dir, UnmountFlags::DETACH)?;
                 Ok(Unmounted::Detached)
             }
-            Err(Errno::PERM) => unmount_by_fusermount(&self.dir),
+            Err(Errno::PERM) => self.unmount_by_fusermount(),
             Err(errno) => Err(errno.into()),
         }
+    }
+
+    /// Unmounts with the rights of fusermount, which ordinary users need.
+    fn unmount_by_fusermount(&self) -> io::Result<Unmounted> {
+        let program = fusermount().ok_or(Errno::PERM)?;
+        let run = |options: &[&str]| {
+            Command::new(&program).args(options).arg("--").arg(&self.dir).output()
+        };
+        if run(&["-u"])?.status.success() {
+            return Ok(Unmounted::Gone);
+        }
+        if self.has_mounts_below() {
+            return Ok(Unmounted::Parent);
+        }
+        let done = run(&["-u", "-z"])?;
+        if done.status.success() {
+            return Ok(Unmounted::Detached);
+        }
+        Err(io::Error::other(words_of_fusermount(&String::from_utf8_lossy(&done.stderr))))
+    }
+
+    /// Whether file systems are mounted on directories of this one, as far as it is known.
+    fn has_mounts_below(&self) -> bool {
+        let Some(line) = &self.line else { return false };
+        MountTable::read().is_ok_and(|table| table.has_mounts_below(line))
     }
 
     /// Whether it is unmounted already. Another mount can be on its directory then.
@@ -239,20 +266,9 @@ pub enum Unmounted {
     /// It stays mounted below another mount on the same directory, and fails with ENOTCONN once
     /// this process has ended.
     Covered,
-}
-
-/// Unmounts with the rights of fusermount, which ordinary users need.
-fn unmount_by_fusermount(dir: &Path) -> io::Result<Unmounted> {
-    let program = fusermount().ok_or(Errno::PERM)?;
-    let run = |options: &[&str]| Command::new(&program).args(options).arg("--").arg(dir).output();
-    if run(&["-u"])?.status.success() {
-        return Ok(Unmounted::Gone);
-    }
-    let done = run(&["-u", "-z"])?;
-    if done.status.success() {
-        return Ok(Unmounted::Detached);
-    }
-    Err(io::Error::other(words_of_fusermount(&String::from_utf8_lossy(&done.stderr))))
+    /// It stays mounted, with other file systems on its directories, and fails with ENOTCONN once
+    /// this process has ended.
+    Parent,
 }
 
 /// Sets the kernel's read-ahead of `dir` to `bytes`, if that is permitted: with the default of 128

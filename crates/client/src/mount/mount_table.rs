@@ -66,6 +66,12 @@ impl MountTable {
         }
         false
     }
+
+    /// Whether other mounts are on directories of `mount`. Those on their directories are below one
+    /// of these.
+    pub(super) fn has_mounts_below(&self, mount: &MountLine) -> bool {
+        self.mounts.iter().any(|other| other.parent == mount.id && other.id != mount.id)
+    }
 }
 
 fn parse_line(line: &[u8]) -> Option<MountLine> {
@@ -151,6 +157,21 @@ mod tests {
             24 23 0:22 / /a/b/c rw - tmpfs below rw\n";
         assert_eq!(topmost(table, "/a/b"), some(23, "fuse.spillway"));
         assert_eq!(topmost(table, "/a/b/c"), some(24, "tmpfs"));
+    }
+
+    #[test]
+    fn mounts_on_directories_of_a_mount_are_below_it() {
+        let table = "1 1 0:2 / / rw - rootfs rootfs rw\n\
+            20 1 254:0 / / rw - ext4 /dev/vda rw\n\
+            21 20 0:20 / /m rw - fuse.spillway h:/e rw\n\
+            22 21 0:21 / /m/scratch rw - tmpfs scratch rw\n\
+            23 22 0:22 / /m/scratch/deep rw - tmpfs deep rw\n\
+            24 20 0:23 / /m2 rw - fuse.spillway h:/e rw\n\
+            25 20 0:24 / /m2/hidden rw - tmpfs earlier rw\n";
+        let table = MountTable::parse(table.as_bytes());
+        let has_below = |mount: &&MountLine| table.has_mounts_below(mount);
+        let found = table.mounts.iter().filter(has_below).map(|mount| mount.id);
+        assert_eq!(found.collect::<Vec<_>>(), [1, 20, 21, 22]);
     }
 
     #[test]
