@@ -144,6 +144,8 @@ pub(crate) struct ChangeTracker {
     contradicted: bool,
     /// Undisturbed observations in a row of a stamp in `past`.
     outdated_observations: u32,
+    /// Counts the foreign changes.
+    foreign_changes: u64,
 }
 
 /// Own changes from one stamp to another that the chain has not reached.
@@ -205,6 +207,7 @@ impl ChangeTracker {
             past: VecDeque::new(),
             contradicted: false,
             outdated_observations: 0,
+            foreign_changes: 0,
         }
     }
 
@@ -212,6 +215,12 @@ impl ChangeTracker {
     #[must_use]
     pub(crate) fn known(&self) -> Change {
         self.known
+    }
+
+    /// The number of foreign changes so far.
+    #[must_use]
+    pub(crate) fn foreign_changes(&self) -> u64 {
+        self.foreign_changes
     }
 
     /// The current moment, to be taken before a call is sent that changes nothing, for
@@ -515,6 +524,7 @@ impl ChangeTracker {
         self.continue_to(newest, 0);
         self.past.clear();
         (self.ctime_moves, self.untraced, self.contradicted) = (0, false, false);
+        self.foreign_changes += 1;
         Attribution::Foreign
     }
 

@@ -15,6 +15,8 @@ use std::time::Instant;
 use proto::nfs3::{ACCESS_EXECUTE, Attributes, FileHandle, FsinfoOk, FsstatOk, SetAttributes};
 use rustix::io::Errno;
 
+pub(crate) use namespace::FoundIn;
+
 use crate::cache::directory::Entry;
 use crate::directory::Directory;
 use crate::file::{File, OpenFlags};

@@ -19,6 +19,15 @@ use crate::inode::{Inode, Sent, remove};
 use crate::nfs3::Nfs3;
 use crate::trace::Event;
 
+/// Where a name was found.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FoundIn {
+    /// In a cached listing.
+    Listing,
+    /// In the reply to a LOOKUP, which may have had the attributes of the directory.
+    Reply(Option<Attributes>),
+}
+
 impl FileSystem {
     /// LOOKUP, RFC 1813 §3.3.3, of a name other than `.` and `..`. No call is made if a valid
     /// listing has the name.
@@ -29,10 +38,14 @@ impl FileSystem {
         Ok(self.find(dir, name).await?.0)
     }
 
-    /// As [`lookup`](Self::lookup). Also returns whether a listing had the name.
-    pub(crate) async fn find(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<(Arc<Inode>, bool)> {
+    /// As [`lookup`](Self::lookup). Also returns where the name was found.
+    pub(crate) async fn find(
+        &self,
+        dir: &Arc<Inode>,
+        name: &[u8],
+    ) -> Result<(Arc<Inode>, FoundIn)> {
         if let Some(inode) = self.lookup_cached(dir, name).await? {
-            return Ok((inode, true));
+            return Ok((inode, FoundIn::Listing));
         }
         self.trace_name(Event::LookupCall, dir, name);
         let (sent, dir_sent) = (Sent::now(), dir.sent());
@@ -40,7 +53,7 @@ impl FileSystem {
         dir.note(found.dir_attributes.as_ref(), dir_sent);
         let inode = self.inode(found.object, found.object_attributes, sent).await?;
         dir.name_found(name, &inode);
-        Ok((inode, false))
+        Ok((inode, FoundIn::Reply(found.dir_attributes)))
     }
 
     /// The object under `name` from a cached listing that is believed, unless the handle is known

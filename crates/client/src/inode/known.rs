@@ -15,6 +15,13 @@ pub(super) struct Known {
     pub(super) disturbed_at: Instant,
 }
 
+/// What was known of an object before a call, for [`Known::is_latest`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KnownBefore {
+    change: Change,
+    foreign_changes: u64,
+}
+
 /// When a call was sent, for the attributes in its reply.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Sent {
@@ -51,6 +58,25 @@ impl Known {
     /// For a call to be sent now.
     pub(super) fn sending(&mut self) -> Sent {
         Sent::InOrder(self.tracker.moment(), self.attributes.sending(Instant::now()))
+    }
+
+    /// For a call to be sent now.
+    pub(super) fn before_call(&self) -> KnownBefore {
+        KnownBefore {
+            change: self.attributes.latest().into(),
+            foreign_changes: self.tracker.foreign_changes(),
+        }
+    }
+
+    /// As [`Inode::is_latest`](super::Inode::is_latest).
+    pub(super) fn is_latest(&self, before: KnownBefore, in_reply: Option<&Attributes>) -> bool {
+        let latest = Change::from(self.attributes.latest());
+        // The tracker can have gone back to an earlier stamp of a late reply, which the attributes
+        // have not: they are those from before the call all the same.
+        before.foreign_changes == self.tracker.foreign_changes()
+            && (latest == before.change
+                || latest == self.tracker.known()
+                || in_reply.is_some_and(|attributes| Change::from(attributes) == latest))
     }
 
     /// Processes attributes from a reply. Returns the attribution of a change, and the change

@@ -26,7 +26,7 @@ use proto::nfs3::{Attributes, FileHandle, FileType, SetAttributes, Status};
 use rustix::io::Errno;
 use tokio::sync::{Notify, watch};
 
-pub(crate) use known::Sent;
+pub(crate) use known::{KnownBefore, Sent};
 pub(crate) use silly_rename::{Hold, SillyRename, remove, silly_name};
 pub(crate) use superblock::Superblock;
 pub(crate) use table::InodeTable;
@@ -398,6 +398,19 @@ impl Inode {
     /// The latest known change stamp.
     pub(crate) fn change_stamp(&self) -> Change {
         self.known().attributes.latest().into()
+    }
+
+    /// What is known, to be taken before a call, for [`is_latest`](Self::is_latest).
+    pub(crate) fn before_call(&self) -> KnownBefore {
+        self.known().before_call()
+    }
+
+    /// Whether the latest attributes are no newer than what a call has found in the directory, but
+    /// for own changes. No foreign change was noticed since `before` the call, not in its reply
+    /// either: a server can return the attributes from after its search. And the latest attributes
+    /// are those from before, of an own change, or those `in_reply`.
+    pub(crate) fn is_latest(&self, before: KnownBefore, in_reply: Option<&Attributes>) -> bool {
+        self.known().is_latest(before, in_reply)
     }
 
     /// Notes that this client has changed `name` in the directory. `after` is the directory's

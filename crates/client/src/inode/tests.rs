@@ -3,10 +3,11 @@
 use std::sync::mpsc;
 use std::thread;
 
-use proto::nfs3::Time;
+use proto::nfs3::{SetattrOk, Time, WccData};
 
 use super::*;
 use crate::MountOptions;
+use crate::cache::change::Evidence;
 use crate::fixture::{file_attributes, fsinfo};
 use crate::trace::Tracer;
 
@@ -66,4 +67,37 @@ fn an_earlier_state_in_a_late_reply_is_no_foreign_change() {
     assert!(!inode.opened(), "another client has changed the file");
     inode.note(Some(&changed_at(1)), sent);
     assert!(inode.opened(), "the caches are those of the later state");
+}
+
+#[test]
+fn only_changes_that_can_be_foreign_outdate_what_a_call_has_found() {
+    let inode = inode(Arc::default());
+    let before = inode.before_call();
+    let own = |from, to| {
+        let wcc = WccData { before: Some((&changed_at(from)).into()), after: Some(changed_at(to)) };
+        Evidence::of_setattr(&SetattrOk { wcc })
+    };
+    inode.begin_change().finish(&own(1, 2));
+    assert!(inode.is_latest(before, None));
+    assert!(inode.is_latest(before, Some(&changed_at(1))));
+    let change = inode.begin_change();
+    inode.note(Some(&changed_at(3)), inode.sent());
+    assert!(!inode.is_latest(before, None), "the reply does not show whose change it is");
+    assert!(inode.is_latest(before, Some(&changed_at(3))));
+    change.finish(&own(2, 3));
+    assert!(inode.is_latest(before, None));
+    inode.note(Some(&changed_at(4)), inode.sent());
+    assert!(!inode.is_latest(before, Some(&changed_at(3))), "another client has changed it");
+    assert!(!inode.is_latest(before, Some(&changed_at(4))), "the call may have searched before");
+    assert!(inode.is_latest(inode.before_call(), None));
+}
+
+#[test]
+fn an_earlier_state_in_a_late_reply_does_not_outdate_what_a_later_call_finds() {
+    let inode = inode(Arc::default());
+    let late = inode.sent();
+    inode.note(Some(&changed_at(2)), inode.sent());
+    inode.note(Some(&changed_at(1)), late);
+    assert_eq!(inode.change_stamp(), Change::from(&changed_at(2)));
+    assert!(inode.is_latest(inode.before_call(), None));
 }

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use proto::nfs3::{ACCESS_LOOKUP, DeviceSpec, FileType, MknodData, SetAttributes};
+use proto::nfs3::{ACCESS_LOOKUP, Attributes, DeviceSpec, FileType, MknodData, SetAttributes};
 use rustix::io::Errno;
 
 use super::attr::may;
 use super::operations::{Operations, Outcome, Refusal};
 use super::reply::{Answer, MODE_BITS, decode_device, type_of_mode};
 use super::request::{Head, Name};
-use crate::file_system::FileSystem;
-use crate::inode::Inode;
+use crate::file_system::{FileSystem, FoundIn};
+use crate::inode::{Inode, KnownBefore};
 use crate::mount_options::LookupCache;
 
 impl Operations {
@@ -23,25 +23,47 @@ impl Operations {
         if self.rules().ask_before_search && (self.must_ask(&dir.inode) || is_listed()) {
             may(&caller, &dir, ACCESS_LOOKUP).await?;
         }
+        let before = dir.inode.before_call();
+        let ttl_by = |in_reply: Option<Attributes>| {
+            self.looked_up_ttl(&dir.inode, before, in_reply.as_ref())
+        };
         match caller.find(&dir.inode, name).await {
-            Ok((inode, was_listed)) => {
+            Ok((inode, found_in)) => {
                 // Before the wait, in which a reply can show that the directory has changed and
                 // make its attributes valid for longer.
-                let (ttl, found_at) = (self.name_ttl(&dir.inode), Instant::now());
+                let found_at = Instant::now();
+                let ttl = match found_in {
+                    FoundIn::Listing => self.name_ttl(&dir.inode),
+                    FoundIn::Reply(dir_attributes) => ttl_by(dir_attributes),
+                };
                 caller.attributes(&inode).await?;
                 let mut ttl = ttl.saturating_sub(found_at.elapsed());
-                if was_listed {
+                if matches!(found_in, FoundIn::Listing) {
                     ttl = ttl.min(dir.inode.listed_ttl(name, inode.handle()));
                 }
                 Ok(Answer::entry(&self.entry(&dir.inode, &inode, ttl)))
             }
             Err(error) if error.errno() == Errno::NOENT => {
                 let believed = self.rules().lookup_cache == LookupCache::All;
-                let ttl = if believed { self.name_ttl(&dir.inode) } else { Duration::ZERO };
-                Ok(Answer::no_entry(ttl))
+                Ok(Answer::no_entry(if believed { ttl_by(None) } else { Duration::ZERO }))
             }
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// How long the kernel may use the outcome of a LOOKUP in `dir`, of which `before` was known
+    /// before it, and whose reply had the attributes `in_reply` of the directory. Not at all if the
+    /// latest attributes can be of a later state: other clients may have changed the name by then,
+    /// and the attributes do not expire any sooner for it.
+    fn looked_up_ttl(
+        &self,
+        dir: &Inode,
+        before: KnownBefore,
+        in_reply: Option<&Attributes>,
+    ) -> Duration {
+        // Before the check, after which further attributes can arrive.
+        let ttl = self.name_ttl(dir);
+        if dir.is_latest(before, in_reply) { ttl } else { Duration::ZERO }
     }
 
     /// The answer that a call has given `inode` a name in `dir`. That is done, whatever becomes of

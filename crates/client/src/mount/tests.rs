@@ -716,6 +716,32 @@ async fn listed_name_ttl(operations: &Operations, dir: u64, cookie: u64) -> Dura
     first_name_ttl(operations.readdir(&root, dir, cookie, ONE_NAME_BYTES, true).await)
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lookup_that_newer_attributes_of_the_directory_have_overtaken_is_not_believed() {
+    for (is_missing, is_changed) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (peer, operations) = Peer::mounted().await;
+        if is_missing {
+            peer.refuse(Procedure::Lookup, Status::Noent);
+        }
+        peer.hold(Procedure::Lookup);
+        let looking = Arc::clone(&operations);
+        let found = tokio::spawn(async move {
+            looking.lookup(&request(ROOT, 0), &Name(FILE.into())).await.map_err(errno)
+        });
+        within(peer.called(Procedure::Lookup)).await;
+        if is_changed {
+            peer.change_root();
+        }
+        let file_system = &operations.file_system;
+        file_system.revalidate(&file_system.root()).await.unwrap();
+        peer.release();
+        let answer = within(found).await.unwrap().unwrap();
+        // For no time, the kernel gets ENOENT alone.
+        let is_kept = answer.error.is_none() && !first_name_ttl(Ok(answer)).is_zero();
+        assert_eq!(is_kept, !is_changed, "missing: {is_missing}");
+    }
+}
+
 /// A reply shows that another client has changed the object of `node`.
 fn note_foreign_change(operations: &Operations, node: u64) {
     let inode = &operations.node(node).map_err(errno).unwrap().inode;
