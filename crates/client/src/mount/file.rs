@@ -64,7 +64,8 @@ impl Operations {
         let reply_flags = reply_flags(&file, flags, keeps_pages, bypasses_pages);
         let short_write = ShortWrite::default();
         let open = OpenFile { file, keeps_pages, bypasses_pages, short_write };
-        Ok(Answer::opened(self.files.insert(open), reply_flags))
+        let fh = self.files.insert(open).ok_or(Refusal(Errno::NOTCONN))?;
+        Ok(Answer::opened(fh, reply_flags))
     }
 
     /// CREATE: creates a file that does not exist, and opens it. Its mode does not restrict this
@@ -93,7 +94,11 @@ impl Operations {
         let reply_flags = reply_flags(&file, flags, keeps_pages, bypasses_pages);
         let short_write = ShortWrite::default();
         let open = OpenFile { file, keeps_pages, bypasses_pages, short_write };
-        Ok(Answer::created(&entry, self.files.insert(open), reply_flags))
+        let Some(fh) = self.files.insert(open) else {
+            self.forget(entry.node, 1);
+            return Err(Refusal(Errno::NOTCONN));
+        };
+        Ok(Answer::created(&entry, fh, reply_flags))
     }
 
     pub(super) async fn read(&self, head: &Head, fh: u64, offset: u64, size: u32) -> Outcome {
@@ -213,7 +218,9 @@ impl Operations {
         }
     }
 
-    /// Closes all open files, and sends and commits all written data.
+    /// Closes all open files, and sends and commits all written data. OPEN and CREATE fail with
+    /// ENOTCONN from now on, as they do once this process has ended: what is written after this
+    /// would be lost with it.
     ///
     /// # Errors
     /// Losses that were reported to no program, or not to one that has the file open for writing

@@ -22,7 +22,8 @@ impl Operations {
         let caller = self.as_caller(head);
         may(&caller, &node, ACCESS_READ).await?;
         let directory = caller.open_dir(&node.inode).await?;
-        Ok(Answer::opened_dir(self.dirs.insert(directory), 0))
+        let fh = self.dirs.insert(directory).ok_or(Refusal(Errno::NOTCONN))?;
+        Ok(Answer::opened_dir(fh, 0))
     }
 
     /// READDIR, or READDIRPLUS if `plus`. The kernel's offset is the server's cookie, so that a

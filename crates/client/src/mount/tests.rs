@@ -984,6 +984,21 @@ async fn data_is_committed_at_the_end_of_a_mount_before_deleted_files_are_remove
     peer.release();
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_file_is_opened_once_the_end_of_the_mount_has_closed_all() {
+    let (_peer, operations) = Peer::mounted().await;
+    let node = looked_up(&operations).await;
+    opened(&operations, node, 0).await;
+    operations.finish().await.unwrap();
+    let flags = OFlags::RDWR.bits();
+    let again = operations.open(&request(node, 0), flags).await;
+    assert_eq!(again.map_err(errno).err(), Some(Errno::NOTCONN));
+    let name = Name(b"new"[..].into());
+    let created = operations.create(&request(ROOT, 0), &name, 0o600, flags).await;
+    assert_eq!(created.map_err(errno).err(), Some(Errno::NOTCONN));
+    assert!(!operations.file_system.root().superblock().has_open_files());
+}
+
 /// The blocks of the file system of `node`, as statfs(2) returns them.
 async fn blocks_of(operations: &Operations, node: u64) -> u64 {
     let answer = operations.statfs(&request(node, 0)).await.map_err(errno).unwrap();
