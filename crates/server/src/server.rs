@@ -720,6 +720,33 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_reload_with_the_new_path_of_a_renamed_directory_keeps_its_root() {
+        let dir = directory();
+        let [old, new] = ["export", "renamed"].map(|name| dir.path().join(name));
+        let at = |path: &Path| {
+            let state_dir = dir.path().join("state");
+            let text = format!(
+                "listen = \"127.0.0.1:0\"\nstate_dir = {state_dir:?}\n[[export]]\n\
+                 name = \"/data\"\npath = {path:?}"
+            );
+            Config::parse(&text, Path::new("test.toml"), &Overrides::default()).unwrap()
+        };
+        let server = Server::start(at(&old)).await.unwrap();
+        let before = root(&server);
+
+        fs::rename(&old, &new).unwrap();
+        assert_eq!(server.reload(&at(&new)).await.unwrap(), "changed /data");
+        assert!(Arc::ptr_eq(&root(&server), &before), "opens and locks in it are revoked");
+        assert!(!before.is_retired());
+
+        fs::create_dir(&old).unwrap();
+        assert_eq!(server.reload(&at(&old)).await.unwrap(), "changed /data");
+        assert!(!Arc::ptr_eq(&root(&server), &before), "it is another directory");
+        assert!(before.is_retired());
+        server.shutdown().await.unwrap();
+    }
+
+    #[tokio::test]
     async fn a_reload_is_in_force_from_the_next_request_on() {
         let dir = directory();
         let server = Server::start(config(dir.path(), "", "")).await.unwrap();

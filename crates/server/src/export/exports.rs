@@ -34,8 +34,7 @@ pub struct ExportError {
 
 impl Exports {
     /// Opens the directories of `table`. One that an earlier generation has open under the same id
-    /// and path is taken over if it still is the directory at that path, and so is the state of
-    /// file systems.
+    /// is taken over, by whatever path it is found now, and so is the state of file systems.
     ///
     /// # Errors
     /// The first directory that cannot be served, or is not there any more.
@@ -48,9 +47,7 @@ impl Exports {
             earlier.map_or_else(Arc::default, |earlier| Arc::clone(&earlier.file_systems));
         let mut roots = BTreeMap::new();
         for export in table.iter() {
-            let known = earlier
-                .and_then(|earlier| earlier.roots.get(&export.id))
-                .filter(|(path, _)| *path == export.path);
+            let known = earlier.and_then(|earlier| earlier.roots.get(&export.id));
             let root = open_root(export, &file_systems, counters)?;
             let root = match known {
                 Some((_, known)) if known.is_same_directory(&root) => Arc::clone(known),

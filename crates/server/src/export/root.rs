@@ -33,8 +33,8 @@ use crate::random::random_u64;
 const BIRTH_HANDLE_KIND: i32 = -1;
 const GENERATION_HANDLE_KIND: i32 = -2;
 
-/// The root of an export as the kernel sees it. Lives as long as the export keeps its path and id,
-/// over reloads of the configuration, so that what is open stays open.
+/// The root of an export as the kernel sees it. Lives as long as the export keeps its directory and
+/// id, over reloads of the configuration, so that what is open stays open.
 pub(crate) struct ExportRoot {
     /// The id in file handles; also the file system id that clients see, stable over restarts.
     pub(crate) id: u32,
