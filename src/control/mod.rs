@@ -20,7 +20,8 @@ pub(crate) const VERSION: u32 = 1;
 pub(crate) const SOCKET: &str = "spillway.sock";
 /// The longest request: a few settings, with names of at most 1 KiB.
 const REQUEST_BYTES_MAX: u64 = 64 * 1024;
-/// The longest reply that a command takes: samples of 1,024 clients and some hundred exports.
+/// The longest reply that a command takes: samples of 1,024 client addresses, 65,536 clients of
+/// version 4 (at most 26 MiB) and some hundred exports.
 const REPLY_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
 /// A request.

@@ -11,6 +11,10 @@ use crate::counters::{
 };
 use crate::service::Service;
 
+/// Characters of a client's owner in a sample. All of its 1 KiB would be up to 5 KiB of JSON, and
+/// the sample of 65,536 clients longer than commands take.
+const OWNER_CHARS_MAX: usize = 128;
+
 /// All that is counted since the start of a server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
@@ -105,7 +109,8 @@ pub struct ClientSample {
 pub struct Nfs4Client {
     /// `clientid4`, in hexadecimal.
     pub id: String,
-    /// What the client is called by itself (`co_ownerid`), in printable characters.
+    /// What the client is called by itself (`co_ownerid`), in printable characters: the first 128,
+    /// with `...` behind them if there are more.
     pub owner: String,
     /// Whether it has made a session.
     pub is_confirmed: bool,
@@ -243,7 +248,7 @@ fn clients(service: &Service) -> Vec<ClientSample> {
         let sample = by_address.entry(known.then_some(report.peer)).or_default();
         sample.nfs4.push(Nfs4Client {
             id: format!("{:016x}", report.id.0),
-            owner: report.owner.escape_ascii().to_string(),
+            owner: owner_text(&report.owner),
             is_confirmed: report.is_confirmed,
             is_expired: report.is_expired,
             sessions: report.sessions as u64,
@@ -252,6 +257,18 @@ fn clients(service: &Service) -> Vec<ClientSample> {
         });
     }
     by_address.into_values().collect()
+}
+
+/// The owner of a client in printable characters, cut behind [`OWNER_CHARS_MAX`].
+fn owner_text(owner: &[u8]) -> String {
+    let mut text = String::new();
+    for escaped in owner.iter().copied().map(u8::escape_ascii) {
+        if text.len() + escaped.len() > OWNER_CHARS_MAX {
+            return text + "...";
+        }
+        text.extend(escaped.map(char::from));
+    }
+    text
 }
 
 fn client_sample(address: Option<IpAddr>, counters: &ClientCounters) -> ClientSample {
@@ -397,6 +414,16 @@ mod tests {
         assert_eq!((operation.calls, operation.failures.len()), (7, 0));
         assert_eq!((difference.clients[0].calls, difference.clients[0].connections), (7, 2));
         assert!(after.since(&after).exports[0].operations.is_empty());
+    }
+
+    #[test]
+    fn a_long_owner_is_cut_between_characters_and_marked() {
+        assert_eq!(owner_text(b"Linux NFSv4.2 \"host\"\0"), "Linux NFSv4.2 \\\"host\\\"\\x00");
+        let longest = [b'a'; OWNER_CHARS_MAX];
+        assert_eq!(owner_text(&longest), "a".repeat(OWNER_CHARS_MAX));
+        assert_eq!(owner_text(&[&longest[..], b"b"].concat()), "a".repeat(OWNER_CHARS_MAX) + "...");
+        let cut = "a".to_owned() + &"\\xff".repeat((OWNER_CHARS_MAX - 1) / 4) + "...";
+        assert_eq!(owner_text(&[b"a", &[0xff; 1023][..]].concat()), cut);
     }
 
     #[test]
