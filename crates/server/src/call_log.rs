@@ -12,6 +12,7 @@ use proto::nfs4;
 use proto::xdr::{Decode, DecodeError, Reader};
 
 use crate::call::Call;
+use crate::export::claimed_export_id;
 use crate::fs::{Shown, Status};
 use crate::procedures::Operation;
 use crate::request::{Handled, Peer, Refusal};
@@ -156,9 +157,10 @@ impl<'a> Line<'a> {
 
     /// The name of the export that the first handle belongs to.
     fn export(&self) -> Option<String> {
-        let handle = self.service.handle_key.open(self.call.outline().handle?)?;
+        let handle = self.call.outline().handle?;
+        self.service.handle_key.open(handle)?;
         let exports = self.service.exports.load();
-        exports.table.by_id(handle.export_id).map(|export| export.name.clone())
+        exports.table.by_id(claimed_export_id(handle)?).map(|export| export.name.clone())
     }
 
     /// Where the object of the first handle is, if it is open.

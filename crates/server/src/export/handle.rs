@@ -25,6 +25,10 @@ use crate::state_dir::is_trusted;
 /// The longest handle that NFSv3 carries (RFC 1813 §2.4, `NFS3_FHSIZE`).
 pub(crate) const HANDLE_BYTES_MAX: usize = 64;
 
+/// The type of the handles of the directories above the exports, which no file system's handles
+/// have (`FILEID_*`, exportfs.h).
+pub(super) const PSEUDO_HANDLE_KIND: i32 = i32::MIN;
+
 const FORMAT: u8 = 2;
 const HEAD_BYTES: usize = 14;
 const MAC_BYTES: usize = 8;
@@ -63,10 +67,13 @@ impl HandleBytes {
 }
 
 /// The export that a handle names, authentic or not: only for choosing the threads that open the
-/// handle.
+/// handle, and for reports. `None` for a directory above the exports, whose handle has the id 0,
+/// which an export can have too.
 pub(crate) fn claimed_export_id(bytes: &[u8]) -> Option<u32> {
-    let id = bytes.get(2..6)?;
-    Some(u32::from_be_bytes(id.try_into().ok()?))
+    let (head, _) = bytes.split_first_chunk::<HEAD_BYTES>()?;
+    let [_, _, e0, e1, e2, e3, _, _, _, _, k0, k1, k2, k3] = *head;
+    let is_pseudo = i32::from_be_bytes([k0, k1, k2, k3]) == PSEUDO_HANDLE_KIND;
+    (!is_pseudo).then(|| u32::from_be_bytes([e0, e1, e2, e3]))
 }
 
 /// The key that handles are sealed with.
@@ -251,6 +258,18 @@ mod tests {
             assert!(sealed.as_bytes().len() <= HANDLE_BYTES_MAX);
             assert_eq!(key.open(sealed.as_bytes()), Some(handle(len)));
         }
+    }
+
+    #[test]
+    fn a_handle_claims_its_export_unless_it_is_of_a_directory_above_the_exports() {
+        let key = HandleKey([3; KEY_BYTES]);
+        let claimed = |handle: &FileHandle| claimed_export_id(key.seal(handle).as_bytes());
+        assert_eq!(claimed(&handle(8)), Some(7));
+        let of_zero = FileHandle { export_id: 0, ..handle(8) };
+        assert_eq!(claimed(&of_zero), Some(0), "an export can have the id 0");
+        let kernel = KernelHandle::from_parts(PSEUDO_HANDLE_KIND, &[0; 8]).unwrap();
+        assert_eq!(claimed(&FileHandle { kernel, ..of_zero }), None);
+        assert_eq!(claimed_export_id(&[0; HEAD_BYTES - 1]), None);
     }
 
     #[test]

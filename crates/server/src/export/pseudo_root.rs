@@ -10,10 +10,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use io::KernelHandle;
 use siphasher::sip::SipHasher24;
 
-use super::{ExportTable, FileHandle};
-
-/// A type that no file system's handles have (`FILEID_*`, exportfs.h).
-const PSEUDO_HANDLE_KIND: i32 = i32::MIN;
+use super::ExportTable;
+use super::handle::{FileHandle, PSEUDO_HANDLE_KIND};
 
 /// The directories above the exports of one generation.
 #[derive(Debug)]

@@ -186,9 +186,7 @@ impl Compound<'_> {
             Ok(ResolvedHandle::Pseudo(pseudo)) => {
                 let sealed = service.handle_key.seal(&pseudo.node().handle());
                 let handle = nfs3::FileHandle::new(sealed.as_bytes());
-                let id = self.request.call_id(|| handle.expect("a sealed handle fits 64 bytes"));
-                // Its handle has no export's id.
-                CallId { export_id: None, ..id }
+                self.request.call_id(|| handle.expect("a sealed handle fits 64 bytes"))
             }
             Err(_) => self.request.call_id_without_handle(),
         }

@@ -105,6 +105,23 @@ fn a_handle_without_work_on_it_is_not_charged() {
 }
 
 #[test]
+fn calls_on_the_directories_above_are_of_no_export_and_use_up_no_limit() {
+    let fixture = exports("id = 0\ncalls_per_sec = 2", "");
+    let mut session = Session::new(&fixture);
+    let root = Operations::new().root().getfh();
+    let root = session.ok(&root).skip(&[OperationCode::Putrootfh]).handle();
+    let mut other = other_session(&fixture);
+    for _ in 0..20 {
+        other.ok(&Operations::new().at(root).getattr(&[attribute::TYPE]));
+    }
+    assert_eq!(fixture.counter(Counter::LimitWaits), 0);
+    let requests = fixture.server().monitor().requests();
+    assert!(requests.iter().filter(|request| request.fh_hash.is_some()).count() >= 20);
+    let named = requests.iter().find(|request| request.export.is_some());
+    assert!(named.is_none(), "{named:?}");
+}
+
+#[test]
 fn a_forged_handle_uses_up_no_limit() {
     let fixture = exports("calls_per_sec = 2", "");
     let mut session = Session::new(&fixture);
