@@ -7,13 +7,14 @@ Each reload is waited for, so that none is merged with the next one.
 import contextlib
 import filecmp
 import os
+import pathlib
 import signal
 import threading
 import time
 
 import nfs3
 from harness import (
-    EXPORT, MIB, Server, case, check, main, need, need_space, run, run_ok, scratch_dir,
+    EXPORT, MIB, Server, Skip, case, check, main, need, need_space, run, run_ok, scratch_dir,
 )  # fmt: skip
 
 COPY_BYTES = 128 * MIB
@@ -163,6 +164,29 @@ def taken_away_while_a_client_copies():
         check(client.getattr(handle) == 6, "the handle is lost though the export is back")
         client.close()
         run_ok("nfs-ls", server.url(export=SECOND_EXPORT))
+
+
+@case
+def that_exports_the_state_directory_through_another_mount():
+    """A bind mount of a directory above the state directory is exported by no start or reload."""
+    if os.geteuid() != 0:
+        raise Skip("a mount needs root")
+    need("mount", "umount")
+    server, view = ConfiguredServer(scratch_dir("export")), scratch_dir("view")
+    mounted = run("mount", "--bind", pathlib.Path(server.state).parent, view)
+    if mounted.returncode != 0:
+        raise Skip(f"mount --bind: {mounted.stderr.strip()}")
+    try:
+        with server:
+            words = f"lies inside the export {SECOND_EXPORT}"
+            added = f'[[export]]\npath = "{view}"\nname = "{SECOND_EXPORT}"\n'
+            line = server.reload(added, "reload")
+            check("reload refused" in line and words in line, f"not refused for it: {line}")
+            check(not mounts(server, SECOND_EXPORT), "the state directory can be mounted")
+            started = run(*server.command())
+            check(words in started.stderr, f"started, or not refused for it: {started.stderr}")
+    finally:
+        run_ok("umount", view)
 
 
 if __name__ == "__main__":

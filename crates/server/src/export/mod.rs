@@ -8,6 +8,7 @@ mod handle;
 mod io_support;
 mod kind;
 mod limits;
+mod mount_table;
 mod places;
 mod pseudo_root;
 mod root;

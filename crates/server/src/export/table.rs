@@ -15,6 +15,7 @@ use io::IoPolicy;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::limits::Limits;
+use super::mount_table::MountTable;
 
 /// All exports of one configuration, with names and ids each unique.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,11 +89,18 @@ impl ExportTable {
             .max_by_key(|(export, _)| export.name.len())
     }
 
-    /// The first export whose directory is `path` or above it. `path` is absolute and has no
-    /// symbolic links.
+    /// The first export whose directory is `path` or above it, or is so in their file system, which
+    /// other mounts may show at other paths. `path` is absolute and has no symbolic links.
     #[must_use]
     pub fn containing(&self, path: &Path) -> Option<&Arc<Export>> {
-        self.exports.iter().find(|export| path.starts_with(&export.path))
+        let mut exports = self.exports.iter();
+        exports.find(|export| path.starts_with(&export.path)).or_else(|| {
+            let mounts = MountTable::read().ok()?;
+            let place = mounts.place_of(path)?;
+            let contains =
+                |export: &Export| mounts.place_of(&export.path).map(|at| place.is_in(&at));
+            self.exports.iter().find(|export| contains(export) == Some(true))
+        })
     }
 
     /// One line for the log of a reload: `added /a, removed /b, changed /c`.
