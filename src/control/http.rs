@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::io;
 use std::net::TcpListener as StdListener;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use server::report::Monitor;
@@ -14,8 +15,8 @@ use tokio::sync::{Semaphore, oneshot};
 use tokio::time::timeout;
 use tracing::{debug, warn};
 
-/// Connections that are served at a time. One more ends the oldest whose request is not whole, so
-/// that silent peers keep no scraper out; without such a one it is closed at once.
+/// Connections that are served at a time. One more ends the oldest whose request is not whole, or
+/// else the oldest: peers that are silent or do not read their answers keep no scraper out.
 const CONNECTIONS_MAX: usize = 16;
 /// The longest head of a request.
 const HEAD_BYTES_MAX: usize = 8 * 1024;
@@ -33,8 +34,8 @@ pub(super) async fn serve(monitor: Monitor, listener: StdListener) {
         Err(error) => return warn!(%error, "cannot use the address of the metrics"),
     };
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    // Of the connections whose requests are not whole, oldest first: each ends with its sender.
-    let mut incomplete: VecDeque<oneshot::Sender<Infallible>> = VecDeque::new();
+    // Oldest first.
+    let mut open: VecDeque<Open> = VecDeque::new();
     loop {
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -44,37 +45,43 @@ pub(super) async fn serve(monitor: Monitor, listener: StdListener) {
                 continue;
             }
         };
-        incomplete.retain(|connection| !connection.is_closed());
-        if places.available_permits() == 0 && incomplete.pop_front().is_none() {
-            debug!(client = %peer, "connection to the metrics refused: too many");
-            continue;
+        open.retain(|connection| !connection.end.is_closed());
+        if places.available_permits() == 0 {
+            let lacks_request = |connection: &Open| !connection.has_request.load(Ordering::Relaxed);
+            open.remove(open.iter().position(lacks_request).unwrap_or(0));
         }
         // Of a connection that has just been ended, once its task has run.
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
-        let (end, ended) = oneshot::channel();
-        incomplete.push_back(end);
+        let (end, mut ended) = oneshot::channel();
+        let has_request = Arc::new(AtomicBool::new(false));
+        open.push_back(Open { end, has_request: Arc::clone(&has_request) });
         let monitor = monitor.clone();
         tokio::spawn(async move {
-            if let Err(error) = converse(&monitor, stream, ended).await {
+            if let Err(error) = converse(&monitor, stream, &has_request, &mut ended).await {
                 debug!(client = %peer, %error, "connection to the metrics closed");
             }
+            // Before `ended`: no place is taken by a connection that is not in the list.
             drop(place);
         });
     }
 }
 
-/// Takes one request and answers it; until the request is whole, `ended` ends that.
+/// An open connection, which ends with its sender.
+struct Open {
+    end: oneshot::Sender<Infallible>,
+    /// Its request is whole.
+    has_request: Arc<AtomicBool>,
+}
+
+/// Takes one request and answers it, unless `ended` ends that.
 async fn converse(
     monitor: &Monitor,
     mut stream: TcpStream,
-    ended: oneshot::Receiver<Infallible>,
+    has_request: &AtomicBool,
+    ended: &mut oneshot::Receiver<Infallible>,
 ) -> io::Result<()> {
-    let head = tokio::select! {
-        // A request that has arrived meanwhile is answered.
-        biased;
-        head = timeout(PEER_TIME_MAX, head(&mut stream)) => head??,
-        _ = ended => return Err(io::Error::other("its place is needed")),
-    };
+    let head = step(head(&mut stream), ended).await?;
+    has_request.store(true, Ordering::Relaxed);
     let (status, body) = answer(&head, || monitor.metrics());
     let length = body.len();
     let head = format!(
@@ -82,9 +89,22 @@ async fn converse(
          Connection: close\r\n\r\n"
     );
     let reply = [head.as_bytes(), body.as_bytes()].concat();
-    timeout(PEER_TIME_MAX, stream.write_all(&reply)).await??;
+    step(stream.write_all(&reply), ended).await?;
     // So that the answer is not lost by a reset, if the peer has sent more than was read.
-    timeout(PEER_TIME_MAX, stream.shutdown()).await?
+    step(stream.shutdown(), ended).await
+}
+
+/// Waits for a peer's part in a connection, at most [`PEER_TIME_MAX`] and until `ended`.
+async fn step<T>(
+    done: impl Future<Output = io::Result<T>>,
+    ended: &mut oneshot::Receiver<Infallible>,
+) -> io::Result<T> {
+    tokio::select! {
+        // A request that has arrived meanwhile is answered, if the peer takes the answer at once.
+        biased;
+        done = timeout(PEER_TIME_MAX, done) => done?,
+        _ = ended => Err(io::Error::other("its place is needed")),
+    }
 }
 
 /// The bytes of a request up to its empty line, or as many as are taken.

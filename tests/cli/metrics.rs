@@ -161,6 +161,29 @@ fn only_the_metrics_are_served() {
 }
 
 #[test]
+fn peers_that_do_not_read_their_answers_keep_no_scraper_out() {
+    const EXPORTS: usize = 150;
+    let place = Place::new();
+    // Answers that are longer than what the sockets hold.
+    let name = "n".repeat(1000);
+    let export = |number| format!("[[export]]\npath = \"$DIR/a\"\nname = \"/{number}{name}\"\n");
+    let exports: String = (0..EXPORTS).map(export).collect();
+    let config = place.configure(&format!("metrics = \"127.0.0.1:0\"\n{exports}"));
+    let (running, address) = start(serve_config(&config), EXPORTS);
+    let deaf: Vec<_> = (0..16).map(|_| TcpStream::connect(address).unwrap()).collect();
+    for mut stream in &deaf {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    }
+    // Each has the beginning of its answer.
+    deaf.iter().for_each(|mut stream| stream.read_exact(&mut [0]).unwrap());
+    let length = metrics(address).len();
+    assert!(length > 6_000_000, "the sockets may hold {length} bytes");
+    drop(deaf);
+    running.stop(Signal::TERM);
+}
+
+#[test]
 fn an_address_in_use_is_named() {
     let place = Place::new();
     let (running, address) = with_metrics(&place);
