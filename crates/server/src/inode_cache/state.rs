@@ -49,7 +49,7 @@ pub(crate) struct InodeState {
     failures: AtomicU64,
     /// Holders of opens of NFSv4. With one, the object can be used without a name.
     holds: AtomicU64,
-    /// Its last name was removed through this server.
+    /// It was found without a name, or its last one was removed through this server.
     unlinked: AtomicBool,
 
     /// The number of changes that were there when the last flush that succeeded began. The lock is
@@ -172,12 +172,12 @@ impl InodeState {
         self.holds.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Notes that its last name was removed.
+    /// Notes that it has no name left.
     pub(super) fn note_unlinked(&self) {
         self.unlinked.store(true, Ordering::SeqCst);
     }
 
-    /// Whether its last name was removed through this server, and no client has it open any more.
+    /// Whether it is known to have no name left, and no client has it open any more.
     pub(crate) fn is_over(&self) -> bool {
         !self.is_held() && self.unlinked.load(Ordering::SeqCst)
     }

@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use super::busy_devices::BusyDevices;
 use super::closings::{Closing, Closings};
 use super::descriptor_count::{Counted, DescriptorCount};
-use super::state::InodeStates;
+use super::state::{InodeState, InodeStates};
 use super::sweeps::Sweeps;
 use super::{Flush, Inode, InodeKey, RecallRequests};
 use crate::export::ExportRoot;
@@ -212,9 +212,16 @@ impl InodeCache {
         self.lock_left().extract_if(.., leaves).collect()
     }
 
-    /// Gives objects back that [`Self::take_left`] returned.
-    pub(super) fn put_back_left(&self, left: Vec<Arc<Inode>>) {
-        self.lock_left().extend(left);
+    /// The descriptors and states of the objects of a device that left the table unflushed. To
+    /// have these is not to use the objects.
+    pub(super) fn left_unflushed(
+        &self,
+        device: DeviceNumber,
+    ) -> Vec<(Arc<OwnedFd>, Arc<InodeState>)> {
+        let left = self.lock_left();
+        let of_device = left.iter().filter(|inode| inode.root.device() == device);
+        let unflushed = of_device.filter(|inode| is_unflushed(inode));
+        unflushed.map(|inode| (Arc::clone(&inode.base), Arc::clone(&inode.state))).collect()
     }
 
     /// Objects that left the table and are not closed yet, but for those that threads of their
@@ -438,7 +445,7 @@ pub(super) fn by_device(files: Vec<Arc<Inode>>) -> HashMap<DeviceNumber, Vec<Arc
 
 /// Whether an object has changes that no flush has covered, and may have a name. One that has lost
 /// its last name is reached by no client again.
-fn is_unflushed(inode: &Inode) -> bool {
+pub(super) fn is_unflushed(inode: &Inode) -> bool {
     inode.is_dirty() && !inode.is_over()
 }
 

@@ -15,7 +15,7 @@ use io::{DeviceNumber, Engine, Identity, Share};
 use tokio::sync::OwnedMutexGuard;
 
 use super::sweeps::LastSweeps;
-use super::table::{has_no_name, is_unused, lock};
+use super::table::{has_no_name, is_unflushed, is_unused, lock};
 use super::{Inode, InodeCache, InodeKey};
 
 /// Objects of a shard whose link count is read in one sweep: 16,384 of the whole table, which takes
@@ -104,49 +104,46 @@ impl InodeCache {
     }
 
     /// Closes those that have lost their last name, and those of the device that left the table
-    /// while they were in use. Returns whether there were any.
+    /// while they were in use and need no flush. Returns whether there were any.
     async fn close_unlinked(
         &self,
         candidates: Candidates,
         device: DeviceNumber,
         engine: &Engine,
     ) -> bool {
+        // These stay where `flush_all` finds them, unless they turn out to have no name.
+        let unflushed = self.left_unflushed(device);
         let unlinked = engine.data(move || {
+            for (fd, state) in unflushed {
+                if has_no_name(fd.as_fd()) {
+                    state.note_unlinked();
+                }
+            }
             let unlinked = candidates.into_iter().filter(|(_, fd)| has_no_name(fd.as_fd()));
             unlinked.map(|(key, _)| key).collect::<Vec<_>>()
         });
         let unlinked = unlinked.await;
         let leaving: Vec<_> = unlinked.iter().filter_map(|key| self.leave(key, device)).collect();
-        let left = self.take_left(|inode| inode.root.device() == device);
+        let left = self.take_left(|inode| inode.root.device() == device && !is_unflushed(inode));
         if leaving.is_empty() && left.is_empty() {
             return false;
         }
         // The last close of a file frees its blocks, which may wait for the disk.
         let close = move || {
-            let mut unflushed = Vec::new();
-            let mut has_closed = false;
             // One at a time, for several exports may have had it open. What another one still uses
             // stays in the window, and what was left may have a name.
             for inode in leaving.into_iter().chain(left) {
-                let has_name = !has_no_name(inode.fd());
-                if has_name && inode.is_dirty() {
-                    unflushed.push(inode);
-                    continue;
-                }
-                if !has_name && inode.has_state_alone() {
+                if inode.has_state_alone() && has_no_name(inode.fd()) {
                     inode.release();
                 }
-                has_closed = true;
             }
-            (has_closed, unflushed)
         };
-        let (has_closed, unflushed) = engine.data(close).await;
-        self.put_back_left(unflushed);
+        engine.data(close).await;
         let mut closing = self.sweeps.closing();
         for key in &unlinked {
             closing.remove(key);
         }
-        has_closed
+        true
     }
 
     /// Takes an object of a device out of the table, unless a call uses it. It counts as being
@@ -186,10 +183,12 @@ impl InodeCache {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+    use std::sync::mpsc;
 
     use io::EngineConfig;
     use rustix::fs::{CWD, Mode, openat};
 
+    use super::super::state::InodeState;
     use super::*;
     use crate::export::{ExportRoot, FileSystems};
     use crate::fs::{PATH_ONLY, attributes_of};
@@ -209,7 +208,7 @@ mod tests {
         _dir: tempfile::TempDir,
         root: Arc<ExportRoot>,
         cache: InodeCache,
-        engine: Engine,
+        engine: Arc<Engine>,
         keys: [InodeKey; 3],
         user: Arc<Inode>,
     }
@@ -231,7 +230,7 @@ mod tests {
             .unwrap();
             let root = Arc::new(root);
             let config = EngineConfig { data_threads: 1, metadata_threads: 1, queue_max: 16 };
-            let (cache, engine) = (InodeCache::new(1000), Engine::new(config));
+            let (cache, engine) = (InodeCache::new(1000), Arc::new(Engine::new(config)));
             let names = ["kept", "deleted", "used"];
             let keys = names.map(|name| {
                 let path = dir.path().join(name);
@@ -248,6 +247,21 @@ mod tests {
         /// Which of the files are open.
         fn found(&self) -> [bool; 3] {
             self.keys.each_ref().map(|key| self.cache.find(key).is_some())
+        }
+
+        /// Takes a file with changes out of the table.
+        fn leave_unflushed(&self, key: &InodeKey) -> Arc<InodeState> {
+            let inode = self.cache.find(key).unwrap();
+            inode.note_change();
+            self.cache.forget(key);
+            Arc::clone(&inode.state)
+        }
+
+        /// Occupies the thread on which sweeps work until the sender is dropped.
+        fn block_data_thread(&self) -> mpsc::Sender<()> {
+            let (release, blocked) = mpsc::channel();
+            assert!(self.engine.leave_to_data(move || assert!(blocked.recv().is_err())));
+            release
         }
 
         async fn free_space(&self) -> bool {
@@ -304,6 +318,47 @@ mod tests {
         let Some(files) = Deleted::new() else { return };
         assert!(files.free_space().await);
         assert_eq!(files.found(), [true, false, true]);
+    }
+
+    #[tokio::test]
+    async fn a_call_that_lacks_space_closes_deleted_files_that_left_the_table_unflushed() {
+        let Some(files) = Deleted::new() else { return };
+        let base = Arc::downgrade(&files.cache.find(&files.keys[1]).unwrap().base);
+        files.leave_unflushed(&files.keys[1]);
+        assert!(files.free_space().await);
+        assert_eq!((base.strong_count(), files.cache.left_len()), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn a_sweep_uses_no_object_that_left_the_table_unflushed() {
+        let Some(files) = Deleted::new() else { return };
+        files.leave_unflushed(&files.keys[0]);
+        let mut sweep = std::pin::pin!(files.free_space());
+        // It waits for a thread, to look for names.
+        let look = files.block_data_thread();
+        let wait = Duration::from_millis(50);
+        assert!(tokio::time::timeout(wait, sweep.as_mut()).await.is_err());
+        assert_eq!(files.cache.take_left(|_| true).len(), 1);
+        drop(look);
+        assert!(sweep.await);
+    }
+
+    #[tokio::test]
+    async fn a_sweep_at_the_end_of_the_server_keeps_no_object_from_being_flushed() {
+        let Some(files) = Deleted::new() else { return };
+        let state = files.leave_unflushed(&files.keys[0]);
+        let mut sweep = std::pin::pin!(files.free_space());
+        let wait = Duration::from_millis(50);
+        // It waits for a thread, first to look for names and then to close.
+        let look = files.block_data_thread();
+        assert!(tokio::time::timeout(wait, sweep.as_mut()).await.is_err());
+        let close = files.block_data_thread();
+        drop(look);
+        assert!(tokio::time::timeout(wait, sweep.as_mut()).await.is_err());
+        files.cache.flush_all(&files.engine).await;
+        drop(close);
+        assert!(sweep.await);
+        assert!(!state.is_dirty());
     }
 
     #[tokio::test]
