@@ -14,7 +14,7 @@ use io::{Engine, Share};
 
 use super::busy_devices::{Claim, Device};
 use super::permitted::WRITER_FLAGS;
-use super::table::lock;
+use super::table::{is_unused, lock};
 use super::{Inode, InodeCache, InodeKey};
 
 /// Ticks after which an unused object that can be written is given up, and after which one that is
@@ -216,8 +216,7 @@ impl Inode {
     }
 }
 
-/// Whether it was not used for long. Under the shard's lock no new reference can be taken, so an
-/// unused one stays unused.
+/// Whether it was not used for long. To be called under the shard's lock.
 fn is_idle(file: &Arc<Inode>, now: u64) -> bool {
     let idle = now.saturating_sub(file.used_at_tick.load(Ordering::Relaxed));
     let is_retired = file.root.is_retired();
@@ -225,7 +224,7 @@ fn is_idle(file: &Arc<Inode>, now: u64) -> bool {
     let ticks_max = if is_short { WRITABLE_IDLE_TICKS } else { IDLE_TICKS };
     // If its flush fails, at once would be in each second.
     let is_at_once = is_retired && file.failures() == 0;
-    (idle > ticks_max || is_at_once) && Arc::strong_count(file) == 1
+    (idle > ticks_max || is_at_once) && is_unused(file)
 }
 
 #[cfg(test)]

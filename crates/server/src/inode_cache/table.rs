@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -208,7 +208,8 @@ impl InodeCache {
 
     /// Those of the objects that left the table which are selected and which no call uses.
     pub(super) fn take_left(&self, selects: impl Fn(&Inode) -> bool) -> Vec<Arc<Inode>> {
-        let leaves = |inode: &mut Arc<Inode>| selects(inode) && is_unused(inode);
+        // In this order: a call that ends between the two may have changed what is selected by.
+        let leaves = |inode: &mut Arc<Inode>| is_unused(inode) && selects(inode);
         self.lock_left().extract_if(.., leaves).collect()
     }
 
@@ -409,10 +410,7 @@ impl Shard {
             let file = &self.files[hand];
             let of = file.root.device();
             let stays = device != Some(of) && full.contains(&of);
-            if stays
-                || file.referenced.swap(false, Ordering::Relaxed)
-                || Arc::strong_count(file) > 1
-            {
+            if stays || file.referenced.swap(false, Ordering::Relaxed) || !is_unused(file) {
                 hand += 1;
             } else if file.is_dirty() {
                 if device == Some(of) {
@@ -453,10 +451,13 @@ pub(super) fn has_no_name(fd: BorrowedFd<'_>) -> bool {
     attributes_of_linked_or_not(fd).is_ok_and(|now| now.nlink == 0)
 }
 
-/// Whether no call uses an object. Under the shard's lock, or out of the table, no new reference
-/// can be taken, so an unused one stays unused.
+/// Whether no call uses an object. Under the lock of the shard or of the list that it is in, or in
+/// neither, no new reference can be taken, so an unused one stays unused.
 pub(super) fn is_unused(inode: &Arc<Inode>) -> bool {
-    Arc::strong_count(inode) == 1
+    let is_unused = Arc::strong_count(inode) == 1;
+    // The count is read without any order. What the last call has changed is seen from here on.
+    fence(Ordering::Acquire);
+    is_unused
 }
 
 pub(super) fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
@@ -465,6 +466,7 @@ pub(super) fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::time::Duration;
 
     use io::LaneKind;
@@ -544,6 +546,23 @@ mod tests {
         assert!(deleted.is_dirty());
         let closed = [moved, deleted].map(|state| Arc::strong_count(&state));
         assert_eq!(closed, [1, 1]);
+    }
+
+    #[test]
+    fn an_object_that_a_call_changes_and_gives_up_meanwhile_is_not_taken_as_clean() {
+        let cache = InodeCache::new(1000);
+        let export = TestExport::in_directory(&cache, 1, &std::env::temp_dir());
+        let user = Cell::new(cache.find(&export.directory));
+        cache.forget(&export.directory);
+        let is_clean = |inode: &Inode| {
+            let is_clean = !inode.is_dirty();
+            if let Some(user) = user.take() {
+                user.note_change();
+            }
+            is_clean
+        };
+        assert!(cache.take_left(is_clean).is_empty());
+        assert_eq!(cache.left_len(), 1);
     }
 
     #[tokio::test]
