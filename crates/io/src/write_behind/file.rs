@@ -182,6 +182,8 @@ impl WriteBehindFile {
         let grants = self.book(&mut state, Arrival::default(), None);
         drop(state);
         grants.deliver();
+        // The caller closes the file next, which frees its blocks.
+        rouse_owed();
         let mut state = self.lock();
         while state.place == Place::Busy {
             state = self.wait_for_step(state);
@@ -727,6 +729,55 @@ mod tests {
         file.has_returned(&mut file.lock());
         admitted.expect("the writer goes on").unwrap();
         engine.shutdown().await;
+    }
+
+    /// Whether a writer of the file goes on while a job is blocked that has freed room for it and
+    /// then done `act`.
+    async fn writer_goes_on(act: impl FnOnce(&Arc<WriteBehindFile>) + Send + 'static) -> bool {
+        let config = EngineConfig { data_threads: 2, metadata_threads: 1, queue_max: 4 };
+        let engine = Arc::new(Engine::new(config));
+        let share = Share::new(engine.own_device(), 0);
+        let window = idle_window();
+        let file = enrolled(&window, OwnedFd::from);
+        let all = WriteBehindConfig::default().window_bytes;
+        let held = file.reserve(all - 4096).await;
+        let (admit, admitted) = mpsc::channel();
+        let writing = Arc::clone(&file);
+        let writer = async move {
+            let _room = writing.reserve(4096).await;
+            // Too late if the job has given up.
+            let _ = admit.send(());
+        };
+        share.begin_here(writer).await;
+        let (end, ended) = oneshot::channel();
+        let worker = Arc::clone(&engine);
+        let work = async move {
+            worker.ask_for_data_thread().await;
+            let job = move || {
+                drop(held);
+                act(&file);
+                admitted.recv_timeout(Duration::from_secs(10)).is_ok()
+            };
+            end.send(worker.data(job).await).unwrap();
+        };
+        share.begin_here(work).await;
+        let goes_on = ended.await.unwrap();
+        engine.shutdown().await;
+        goes_on
+    }
+
+    #[tokio::test]
+    async fn task_that_a_failed_flush_wakes_does_not_wait_until_its_errors_are_discarded() {
+        let failed_flush = |file: &Arc<WriteBehindFile>| {
+            assert!(file.flush(|| Err(Errno::IO.into())).is_err());
+            pages::discard_error(tempfile::tempfile().unwrap().as_fd());
+        };
+        assert!(writer_goes_on(failed_flush).await);
+    }
+
+    #[tokio::test]
+    async fn task_that_a_release_wakes_does_not_wait_until_the_file_is_closed() {
+        assert!(writer_goes_on(WriteBehindFile::release).await);
     }
 
     #[test]

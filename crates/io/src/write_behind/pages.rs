@@ -6,6 +6,7 @@ use rustix::fs::{fdatasync, fstatfs};
 use rustix::io::Errno;
 
 use crate::byte_range::ByteRange;
+use crate::engine::rouse_owed;
 use crate::file_system_magic::{OVERLAYFS, RAMFS, TMPFS};
 use crate::residency::{drop_clean, resident_ranges};
 
@@ -68,6 +69,8 @@ pub(super) fn finish_file(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
 /// this open file. Waits for the first page alone, where a range can be waited for; otherwise
 /// flushes the file.
 pub fn discard_error(fd: BorrowedFd<'_>) {
+    // For a writer that the flush has granted room to.
+    rouse_owed();
     let first = ByteRange::between(0, 1);
     // An error is what is to be discarded, and a refusal is one of a file without pages.
     let _ = match Method::of(fd) {

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use super::Shared;
 
 thread_local! {
-    /// This thread runs what ends, or calls [`rouse`], soon after it has woken a task: no job,
-    /// which may wake one half-way.
+    /// This thread runs what ends, or calls [`rouse`], soon after it has woken a task: no job from
+    /// the queue, which may wake one half-way. A job that runs in place, within a task, may do so
+    /// too, and calls [`rouse`] before it waits.
     static MAY_OWE: Cell<bool> = const { Cell::new(false) };
     /// The lane of this thread, while there is such a task in its queue.
     static OWES: Cell<Option<Arc<Shared>>> = const { Cell::new(None) };
