@@ -53,6 +53,21 @@ struct Held {
 #[derive(Default)]
 struct OwnerLocks(Mutex<Option<LockDescriptor>>);
 
+/// Why a lock that `state` has granted is not mirrored to the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotMirrored {
+    /// There are as many descriptors of lock owners as there may be, with those that wait to be
+    /// closed.
+    NoRoom,
+    Status(Status),
+}
+
+impl From<Status> for NotMirrored {
+    fn from(status: Status) -> Self {
+        Self::Status(status)
+    }
+}
+
 /// Holds a file while it is opened.
 #[must_use]
 pub(crate) struct Pin<'a> {
@@ -156,15 +171,18 @@ impl HeldFiles {
     /// way. To be called as the server's user; may block.
     ///
     /// # Errors
-    /// `Stale` if the file was closed meanwhile; `Delay` while too many locks wait to be released;
-    /// those of opening it and of fcntl(2).
-    pub(crate) fn mirror(&self, state: &State, grant: &LockGrant) -> Result<Option<Piece>, Status> {
+    /// `Stale` if the file was closed meanwhile; `NoRoom`; those of opening it and of fcntl(2).
+    pub(crate) fn mirror(
+        &self,
+        state: &State,
+        grant: &LockGrant,
+    ) -> Result<Option<Piece>, NotMirrored> {
         let (inode, owner) = self.owner_of(grant)?;
         let found = owner.take(state, &inode, grant)?;
         if found.is_some()
             && self.release_ended(state, grant.file, Some(grant.lock), grant.piece.range)
         {
-            return owner.take(state, &inode, grant);
+            return Ok(owner.take(state, &inode, grant)?);
         }
         Ok(found)
     }
@@ -252,7 +270,7 @@ impl HeldFiles {
 
     /// The descriptor for a lock that `state` has granted, and the file in the export of its open:
     /// another may be mounted read-only.
-    fn owner_of(&self, grant: &LockGrant) -> Result<(Arc<Inode>, Arc<OwnerLocks>), Status> {
+    fn owner_of(&self, grant: &LockGrant) -> Result<(Arc<Inode>, Arc<OwnerLocks>), NotMirrored> {
         let mut table = self.lock();
         let Table { files, owners } = &mut *table;
         let held = files.get_mut(&grant.file).ok_or(Status::Stale)?;
@@ -261,7 +279,7 @@ impl HeldFiles {
         let inode = Arc::clone(inode);
         let owner = match held.locks.entry(grant.lock) {
             Entry::Occupied(known) => Arc::clone(known.get()),
-            Entry::Vacant(_) if *owners >= self.owners_max => return Err(Status::Delay),
+            Entry::Vacant(_) if *owners >= self.owners_max => return Err(NotMirrored::NoRoom),
             Entry::Vacant(new) => {
                 *owners += 1;
                 Arc::clone(new.insert(Arc::default()))

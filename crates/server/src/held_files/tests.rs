@@ -18,7 +18,7 @@ use crate::export::{ExportRoot, FileSystems};
 use crate::fs::{PATH_ONLY, attributes_of};
 use crate::inode_cache::InodeCache;
 use crate::state::{
-    ChannelAttributes, ConnectionId, CreateSession, ExchangeId, Limits, Lock, LockFailure,
+    Bounded, ChannelAttributes, ConnectionId, CreateSession, ExchangeId, Limits, Lock, LockFailure,
     LockTarget, OpenFile, Principal, Step, TestedLock,
 };
 
@@ -483,8 +483,14 @@ fn locks_that_wait_to_be_released_count_until_then() {
     let (target, range, kind) = (new(&open), LockRange { offset: 99, length: 1 }, LockType::Write);
     let call = Lock { client, target, file, object, range, kind, is_reclaim: false };
     let grant = bed.state.lock_range(&call, &mut later).unwrap();
-    assert_eq!(bed.held.mirror(&bed.state, &grant), Err(Status::Delay));
-    bed.state.undo_lock(grant, &mut later);
+    assert_eq!(bed.held.mirror(&bed.state, &grant), Err(NotMirrored::NoRoom));
+    let mut step = Step::new(NOW);
+    let put_off = bed.state.put_off_lock(client, grant, &mut step);
+    assert_eq!(put_off, proto::nfs4::Status::Delay);
+    let effects = step.into_effects();
+    let logged = Effect::NoRoom { address: Ipv4Addr::LOCALHOST.into(), of: Bounded::LockOwners };
+    assert!(effects.contains(&logged), "{effects:?}");
+    effects.iter().for_each(|effect| drop(bed.held.perform(&bed.state, effect)));
     bed.perform(later);
     bed.lock(client, new(&open), LockType::Write, range).expect("there is room");
     assert!(locally(&local, (0, 98), OfdLock::Write));

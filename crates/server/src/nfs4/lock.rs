@@ -13,7 +13,7 @@ use super::convert::check_regular;
 use super::operation::decoded;
 use super::results::RESULT_BYTES_MAX;
 use super::{Outcome, Refused};
-use crate::held_files::export_id;
+use crate::held_files::{NotMirrored, export_id};
 use crate::state::{Conflict, Lock, LockFailure, LockTarget, Piece, State, Step};
 
 /// Room for the result of a LOCK or LOCKT that is denied: it names the owner of the other lock.
@@ -86,7 +86,8 @@ impl Compound<'_> {
                     Unlocked::Denied(local_conflict(foreign))
                 })
             }
-            Err(status) => {
+            Err(NotMirrored::NoRoom) => Err(state.put_off_lock(client, grant, step).into()),
+            Err(NotMirrored::Status(status)) => {
                 state.undo_lock(grant, step);
                 Err(Refused::from(status).into())
             }

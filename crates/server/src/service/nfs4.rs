@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::counters::Counter;
 use crate::descriptor_plan::DescriptorPlan;
 use crate::fs::Status;
-use crate::held_files::file_id;
+use crate::held_files::{NotMirrored, file_id};
 use crate::inode_cache::{IdleInodes, Inode};
 use crate::local_conflicts;
 use crate::random::random_u64;
@@ -181,17 +181,21 @@ impl Service {
     pub(crate) async fn mirror(
         &self,
         grant: LockGrant,
-    ) -> (LockGrant, Result<Option<Piece>, Status>) {
+    ) -> (LockGrant, Result<Option<Piece>, NotMirrored>) {
         let device = self.held_files.device(grant.file);
         let (grant, mirrored) = self.mirror_once(grant).await;
-        let Some(device) = device.filter(|_| mirrored == Err(Status::NoDescriptor)) else {
+        let lacks_descriptor = mirrored == Err(Status::NoDescriptor.into());
+        let Some(device) = device.filter(|_| lacks_descriptor) else {
             return (grant, mirrored);
         };
         self.vfs.close_unused(device).await;
         self.mirror_once(grant).await
     }
 
-    async fn mirror_once(&self, grant: LockGrant) -> (LockGrant, Result<Option<Piece>, Status>) {
+    async fn mirror_once(
+        &self,
+        grant: LockGrant,
+    ) -> (LockGrant, Result<Option<Piece>, NotMirrored>) {
         let (state, held) = (Arc::clone(&self.state), Arc::clone(&self.held_files));
         let job = move || {
             let mirrored = held.mirror(&state, &grant);

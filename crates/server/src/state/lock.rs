@@ -208,6 +208,17 @@ impl State {
         table.files.wake(file, &Freed::range(range), step);
     }
 
+    /// Takes back a lock of a client for which there is no descriptor, and returns the answer.
+    pub(crate) fn put_off_lock(
+        &self,
+        client: ClientId,
+        grant: LockGrant,
+        step: &mut Step,
+    ) -> Status {
+        self.undo_lock(grant, step);
+        self.lock().put_off(client, Bounded::LockOwners, step)
+    }
+
     /// What the owner of a lock held in the file before it was granted.
     pub(crate) fn pieces_before(&self, grant: &LockGrant) -> Vec<Piece> {
         let table = self.lock();

@@ -506,7 +506,7 @@ impl Table {
     }
 
     /// Reports a call of a client that is put off for want of room.
-    fn put_off(&self, client: ClientId, of: Bounded, step: &mut Step) -> Status {
+    pub(super) fn put_off(&self, client: ClientId, of: Bounded, step: &mut Step) -> Status {
         match self.clients.get(client) {
             Some(client) => step.put_off(client.peer, of),
             None => Status::Badsession,
