@@ -40,7 +40,7 @@ pub struct Contrast {
     pub comparison: Comparison,
 }
 
-/// What a contrast comes to.
+/// The direction of a contrast, if it is significant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Significantly.
@@ -247,7 +247,7 @@ impl Load {
             && self.case.setting == other.case.setting
     }
 
-    /// What goes with the subjects may differ.
+    /// Parameters that belong to a subject ([`Case::own`]) may differ.
     fn is_same_but_subject(&self, other: &Self) -> bool {
         let own =
             |name: &String| self.case.own.contains_key(name) || other.case.own.contains_key(name);
@@ -378,7 +378,7 @@ fn compare_subjects(side: &Side, text: &mut Text) {
     }
 }
 
-/// What a measurement depends on beside its parameters: names and values in words.
+/// The conditions of a measurement beside its parameters: names and values in words.
 type Circumstances = [(&'static str, String); 10];
 
 fn circumstances(run: &Run) -> Circumstances {
@@ -397,7 +397,7 @@ fn circumstances(run: &Run) -> Circumstances {
     ]
 }
 
-/// What differs between the circumstances of two sets of runs, in words.
+/// The differences between the circumstances of two sets of runs, in words.
 fn differences(base: &[Circumstances], other: &[Circumstances]) -> Vec<String> {
     let mut found = Vec::new();
     for (at, (name, _)) in base.first().iter().flat_map(|first| first.iter()).enumerate() {
@@ -413,7 +413,8 @@ fn differences(base: &[Circumstances], other: &[Circumstances]) -> Vec<String> {
     found
 }
 
-/// What is written, and how many figures were compared in it.
+/// The text of a comparison, the number of figures compared in it, and of those with too few
+/// rounds.
 #[derive(Default)]
 struct Text {
     lines: String,
@@ -473,7 +474,7 @@ impl Text {
         }
     }
 
-    /// What a reader has to know about all of it.
+    /// Appends the remarks that hold for all the figures, if any were compared.
     fn close(&mut self) {
         if self.compared == 0 {
             return;

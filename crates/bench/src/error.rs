@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// What went wrong.
+/// A failure of an experiment, or of reading records.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The arguments make no sense.
@@ -11,9 +11,9 @@ pub enum Error {
     /// This machine, or this user, cannot do it.
     #[error("{what}")]
     Machine {
-        /// What was tried.
+        /// The operation, or its object.
         what: String,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -29,7 +29,7 @@ pub enum Error {
     /// A call to the server failed.
     #[error("{what}")]
     Call {
-        /// What was tried.
+        /// The operation, or its object.
         what: String,
         /// How it failed.
         #[source]
@@ -45,7 +45,7 @@ pub enum Error {
         file: String,
         /// Its line, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// The fault of the line.
         why: String,
     },
 }

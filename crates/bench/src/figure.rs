@@ -26,7 +26,7 @@ macro_rules! figures {
             /// All of them, in the order in which tables show them.
             pub const ALL: &[Self] = &[$(Self::$name),*];
 
-            /// What a table or plot calls it, without the unit.
+            /// The name in tables and plots, without the unit.
             #[must_use]
             pub const fn title(self) -> &'static str {
                 match self { $(Self::$name => $title,)* }
@@ -124,9 +124,9 @@ figures! {
     DirtyMibMax: "dirty", "MiB", Lower;
     /// Page cache and resident memory of the server at one moment, at its most.
     HeldMibMax: "page cache + RSS", "MiB", Lower;
-    /// What the device under the files read.
+    /// Data that the device under the files read.
     DeviceReadMib: "device read", "MiB", Lower;
-    /// What the device under the files wrote.
+    /// Data that the device under the files wrote.
     DeviceWrittenMib: "device written", "MiB", Lower;
     /// Requests by which the device read: during a WRITE, pages that were read back.
     DeviceReads: "device reads", "", Lower;

@@ -45,7 +45,7 @@ use output::{Output, OutputOptions};
 use stage::SurroundingsOptions;
 use stop::Stop;
 
-/// What `spillway bench` can do.
+/// The experiments of `spillway bench`, and the commands for their records.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
     /// READ and WRITE in the patterns of IOR and at random: rate, latency, cost to the server, and

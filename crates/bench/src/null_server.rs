@@ -47,7 +47,7 @@ pub fn serve(listener: &TcpListener) -> io::Result<()> {
     }
 }
 
-/// What READs return.
+/// The data of READ replies: [`IO_BYTES_MAX`] bytes, 0 to 255 over and over.
 fn data() -> Arc<[u8]> {
     (0..=u8::MAX).cycle().take(usize::try_from(IO_BYTES_MAX).expect("32 bits fit")).collect()
 }

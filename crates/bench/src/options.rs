@@ -12,7 +12,7 @@ use server::config::ByteSize;
 use crate::load::Version;
 use crate::{Error, Result};
 
-/// What is measured.
+/// The servers to measure, and the modes, programs and arguments of those that are started.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TargetOptions {
     /// Directories that Spillway is started on, in each of --modes, and URLs of running servers;
@@ -91,7 +91,7 @@ impl TargetOptions {
     }
 }
 
-/// What a running server is called, but for the version.
+/// The name in results of a running server, without the version.
 pub(crate) fn given_name(name: Option<&str>, url: &NfsUrl) -> String {
     name.map(str::to_owned).unwrap_or_else(|| match url.port {
         Some(port) => format!("{}:{port}", url.host),
@@ -142,7 +142,7 @@ impl<T: FromStr> FromStr for Named<T> {
 pub(crate) enum Place {
     /// A directory of this machine, on which a server is to be started.
     Directory(PathBuf),
-    /// What a server exports.
+    /// An export of a running server.
     Url(NfsUrl),
 }
 

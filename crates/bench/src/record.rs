@@ -1,4 +1,4 @@
-//! What an experiment leaves: a line of JSON for the run and its circumstances, and one for each
+//! The records of an experiment: a line of JSON for the run and its circumstances, and one for each
 //! measurement. `docs/benchmarking.md` describes the fields for other programs.
 
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ pub enum Record {
     Measurement(Measurement),
 }
 
-/// What a reader must know to compare the measurements of a run with others.
+/// The circumstances of a run, needed to compare its measurements with others.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Run {
     /// Names the run in its measurements: experiment and date.
@@ -40,7 +40,7 @@ pub struct Run {
     pub arguments: Vec<String>,
     /// File system and device under the files: `xfs, /dev/loop0`; empty if they are elsewhere.
     pub file_system: String,
-    /// What stands between client and server: `loopback`, `netem, delay 5 ms`.
+    /// The path between client and server: `loopback`, `netem, delay 5 ms`.
     pub network: String,
     /// How TCP here decides what may be sent, where a socket does not say: `bbr`, `cubic`. Empty
     /// where that is unknown.
@@ -50,11 +50,11 @@ pub struct Run {
     pub storage: String,
     /// Bound on the memory of each server that was started; page cache included.
     pub memory_limit_bytes: Option<u64>,
-    /// What was done about caches before each measurement, in words.
+    /// Treatment of caches before each measurement, in words.
     pub cache: String,
-    /// What is compared: name to what it is.
+    /// Descriptions of the compared subjects, by name.
     pub subjects: BTreeMap<String, String>,
-    /// What was asked for and could not be done on this machine, in sentences.
+    /// Options that were not applied and measurements that could not be made, in sentences.
     pub left_out: Vec<String>,
     /// The user's remark.
     pub note: String,
@@ -89,7 +89,7 @@ pub struct Measurement {
     /// All that makes the load: `ranks`, `io_bytes`, `entries`. Measurements with other parameters
     /// are not compared.
     pub parameters: BTreeMap<String, u64>,
-    /// What was measured.
+    /// The values, each in [`Figure::unit`].
     pub figures: BTreeMap<Figure, f64>,
     /// How many calls took how long; empty buckets are left out.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -100,7 +100,8 @@ pub struct Measurement {
     /// Cost of an entry by its position in the listing.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub positions: Vec<Position>,
-    /// What the server counted meanwhile, if it reports; without counters that stayed 0.
+    /// Growth of the server's counters meanwhile, if it reports them; without those that did not
+    /// grow.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub counters: BTreeMap<String, u64>,
     /// The first of the errors, if there were any.
@@ -140,7 +141,7 @@ pub struct Second {
     pub dirty_bytes: Option<u64>,
 }
 
-/// What the entries of a part of a listing cost.
+/// The cost of the entries in a part of a listing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Position {
     /// Entries before it.

@@ -259,7 +259,7 @@ impl Case {
         })
     }
 
-    /// What is wrong with its measurements, in a sentence for each: errors and wrong data.
+    /// One sentence for each of its measurements with errors or wrong data.
     #[must_use]
     pub fn faults(&self) -> Vec<String> {
         self.rounds.iter().filter_map(fault).collect()

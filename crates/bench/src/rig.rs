@@ -1,8 +1,8 @@
-//! What an experiment stands on: servers, their memory and page cache, devices, networks, and the
-//! facts about the machine.
+//! The surroundings of an experiment: servers, their memory and page cache, devices, networks, and
+//! the facts about the machine.
 //!
-//! What is made for an experiment (processes, mounts, groups, name spaces) is undone when its value
-//! is dropped, and also if this process is killed ([`undo`]).
+//! Processes, mounts, groups and name spaces of an experiment are undone when their value is
+//! dropped, and also if this process is killed ([`undo`]).
 
 mod device;
 mod file_system;

@@ -1,4 +1,4 @@
-//! What a few rounds tell, and what they do not.
+//! Statistics of a few rounds: summaries, and differences with their confidence.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ pub struct Observation<'a> {
     pub run: &'a str,
     /// The round in it.
     pub round: u32,
-    /// What was measured.
+    /// The value of a figure.
     pub value: f64,
 }
 
@@ -143,7 +143,7 @@ impl Estimate {
     /// 95 % confidence interval; none if there are too few values for one.
     fn interval(&self) -> Option<(f64, f64)> {
         let margin = t_quantile(self.freedom)? * self.standard_error;
-        // What is left of equal values after logarithms were taken is no difference.
+        // The rounding error of logarithms of equal values is no difference.
         let rounding = 1e-12;
         let difference = if self.difference.abs() < rounding { 0.0 } else { self.difference };
         Some((difference - margin, difference + margin))

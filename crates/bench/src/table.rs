@@ -123,7 +123,8 @@ pub fn circumstances(run: &Run) -> Vec<String> {
         .collect()
 }
 
-/// What spoils the measurements of a phase, in sentences: faults, and a dear generator.
+/// Reasons to doubt the measurements of a phase, in sentences: faults, and a generator that took
+/// more than `GENERATOR_TO_SERVER_MAX` of the server's processor time.
 #[must_use]
 pub fn warnings(phase: &Phase) -> Vec<String> {
     let mut found = Vec::new();

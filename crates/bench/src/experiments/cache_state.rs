@@ -1,4 +1,4 @@
-//! What caches hold when a measurement begins.
+//! The contents of caches when a measurement begins.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -19,12 +19,12 @@ const TOUCHED_PARTS: u64 = 4;
 const DROPS_MAX: u32 = 20;
 const DROP_AGAIN: Duration = Duration::from_millis(10);
 
-/// What caches hold when a phase begins.
+/// The contents of caches when a phase begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum CacheState {
     /// Nothing of the files.
     Cold,
-    /// What is read was read before.
+    /// The data to be read, from an earlier read.
     Warm,
     /// Whatever is there.
     Found,
@@ -64,12 +64,12 @@ impl CacheState {
         }
     }
 
-    /// Writes back what is dirty, and empties the caches if they are to be cold. What is to be warm
-    /// is read afterwards. Then touches free memory for `bytes` of data: in the page cache, and on
-    /// the way there.
+    /// Writes back dirty data, and empties the caches unless they stay as found: the caller reads
+    /// data that is to be warm afterwards. Then touches free memory for `bytes` of data: in the
+    /// page cache, and on the way there.
     ///
-    /// What is in use of the files below `files` is dropped a moment later. What then remains is
-    /// recorded as cached at the start.
+    /// Pages of the files below `files` that are in use are dropped by one of `DROPS_MAX` attempts.
+    /// Pages that remain are recorded as cached at the start.
     ///
     /// # Errors
     /// [`crate::Error::Machine`]: only root may; the files cannot be examined.

@@ -71,7 +71,7 @@ enum Client {
 }
 
 impl Client {
-    /// What results call it.
+    /// The name in results.
     const fn subject(self) -> &'static str {
         match self {
             Self::Fio => "fio",

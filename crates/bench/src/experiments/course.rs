@@ -1,4 +1,4 @@
-//! What the seconds of a measurement say of its steadiness.
+//! Figures of the steadiness of a measurement, from its seconds.
 
 use std::collections::BTreeMap;
 

@@ -30,7 +30,7 @@ pub(crate) struct Export<'a> {
     pub(super) watched: Option<&'a Watched>,
     /// The directory of its files, if that is on this machine and known.
     pub(super) files: Option<PathBuf>,
-    /// What the server has counted.
+    /// Reads the server's counters.
     pub(super) counters: Counters<'a>,
     /// The user's request to stop.
     pub(super) stop: Stop,
@@ -76,7 +76,7 @@ impl Export<'_> {
         }
     }
 
-    /// What results call `subject` when it is measured here.
+    /// The name in results of `subject` on this export.
     pub(super) fn subject(&self, subject: &str) -> String {
         if self.name.is_empty() { subject.to_owned() } else { format!("{}, {subject}", self.name) }
     }

@@ -151,7 +151,7 @@ impl Options {
 /// Carries the experiment out. `program` is this program, `arguments` what it was given.
 ///
 /// # Errors
-/// What was measured before the error is kept and shown.
+/// Measurements before the error are kept and shown.
 pub fn run(options: &Options, program: &Path, arguments: Vec<String>) -> Result<()> {
     let sizes = options.sizes()?;
     let stop = Stop::on_signals()?;
@@ -196,7 +196,7 @@ struct Experiment<'a> {
     generation: u32,
 }
 
-/// What is measured on each subject in turn.
+/// A phase and its depth, measured on each subject in turn.
 #[derive(Clone, Copy)]
 struct Setting {
     phase: Phase,
@@ -214,7 +214,7 @@ struct Trial {
 #[derive(Default)]
 struct Made {
     files: Vec<LoadFile>,
-    /// What each rank wrote of them.
+    /// The number of WRITEs that each rank has done.
     operations_by_rank: Vec<u64>,
     /// Why they are not what their loads are to find, if they are not.
     trouble: Option<String>,
@@ -303,7 +303,7 @@ impl Experiment<'_> {
         let mut measurement = self.measurement(setting);
         let meter = LoadMeter::start(running)?;
         let outcome = self.put(setting, made, &service, &mut running.watch())?;
-        // What was cut short is no measurement.
+        // A load that was cut short is no measurement.
         self.stop.check()?;
         outcome.fill(&mut measurement);
         if !phase.is_new() {
@@ -428,8 +428,8 @@ impl Experiment<'_> {
         Ok(())
     }
 
-    /// What the load costs by itself: against a null server. Returns its processor
-    /// time for each call, in microseconds.
+    /// Measures the cost of the load by itself, against a null server. Returns its processor time
+    /// for each call, in microseconds; `None` if no call was done.
     fn calibrate(
         &mut self,
         setting: Setting,
@@ -642,7 +642,7 @@ mod tests {
             let phase = Phase::RandomRead;
             assert_ne!(parameters("", phase), parameters(other, phase), "{other}");
         }
-        // What a phase does not use is no reason not to compare it.
+        // Options that a phase does not use are no reason not to compare it.
         let easy = |line: &str| parameters(line, Phase::EasyWrite);
         assert_eq!(easy(""), easy("--random-operations 7 --random-bytes 8KiB --verify full"));
     }

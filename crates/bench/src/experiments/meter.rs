@@ -1,4 +1,4 @@
-//! What a server and this process spend between two moments: processor time, memory, and the
+//! The cost to a server and to this process between two moments: processor time, memory, and the
 //! server's counters.
 
 use std::collections::BTreeMap;
@@ -53,7 +53,7 @@ impl<'a> Meter<'a> {
         })
     }
 
-    /// What was spent since.
+    /// The cost since the meter was started.
     ///
     /// # Errors
     /// Those of [`Meter::start`].

@@ -95,7 +95,7 @@ async fn all_unless_gone(
     all
 }
 
-/// What is done with each name.
+/// The calls for each name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Operation {
     /// CREATE; in version 4 OPEN and CLOSE.

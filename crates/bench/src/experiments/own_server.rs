@@ -43,7 +43,7 @@ impl OwnServer {
         Self { server, directory, _runtime: runtime }
     }
 
-    /// What it exports.
+    /// The directory of its export.
     pub(crate) fn path(&self) -> PathBuf {
         self.directory.path().join("export")
     }
@@ -102,7 +102,7 @@ impl OwnServer {
         }
     }
 
-    /// What it has counted.
+    /// Its counters since its start, by name.
     pub(super) fn counters(&self) -> BTreeMap<String, u64> {
         self.server.figures().into_iter().map(|(name, n)| (name.to_owned(), n)).collect()
     }

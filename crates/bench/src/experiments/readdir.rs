@@ -26,7 +26,7 @@ use changes::Change;
 use entries::wrong_entries;
 use listing::{Listed, Pause};
 
-/// What is listed, how and how often.
+/// The directory to list, the calls that list it, and the changes meanwhile.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Options {
     /// Files in the directory, which is created for the experiment, 10 to 10,000,000 [default:
@@ -66,7 +66,7 @@ pub struct Options {
     pub keep: bool,
 }
 
-/// What happens to the directory while it is listed.
+/// Changes of the directory while it is listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Modified {
     /// Files are added.
@@ -79,7 +79,7 @@ pub enum Modified {
     None,
 }
 
-/// Who lists.
+/// The client that lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lister {
     /// Calls one after the other, as any client has to make them.
@@ -151,7 +151,7 @@ impl Options {
         Ok(())
     }
 
-    /// What happens in the listings of a round.
+    /// The change during each listing of a round; none during the first.
     fn changes(&self) -> Vec<Option<Change>> {
         let modified: &[_] = match self.modified {
             Modified::Add => &[Change::Add],

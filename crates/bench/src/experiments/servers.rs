@@ -32,7 +32,7 @@ pub struct OnServers<T: Args> {
     output: OutputOptions,
 }
 
-/// What the experiments have in common.
+/// An experiment on one server at a time; [`run`] carries it out on each subject.
 pub(crate) trait Experiment: Args + Clone {
     /// Of the experiment.
     const NAME: &str;
@@ -74,7 +74,7 @@ const FEW_CONNECTIONS: usize = 16;
 /// begins with another.
 ///
 /// # Errors
-/// What was measured before the error is kept and shown.
+/// Measurements before the error are kept and shown.
 pub(crate) fn run<T: Experiment>(
     options: &OnServers<T>,
     program: &Path,

@@ -100,7 +100,7 @@ const ONE_DEPTH: u16 = 4;
 /// Carries the experiment out. `program` is this program, `arguments` what it was given.
 ///
 /// # Errors
-/// What was measured before the error is kept and shown.
+/// Measurements before the error are kept and shown.
 pub fn run(options: &Options, program: &Path, arguments: Vec<String>) -> Result<()> {
     options.check()?;
     let stop = Stop::on_signals()?;
@@ -306,7 +306,7 @@ impl Experiment<'_> {
         let meter = LoadMeter::start(&trial.running)?;
         let (service, files) = (&trial.service, &mut trial.files);
         let outcome = load::run(&self.pool, &load, service, files, &mut trial.running.watch())?;
-        // What was cut short is no measurement.
+        // A load that was cut short is no measurement.
         self.stop.check()?;
         outcome.fill(&mut measurement);
         if let Some(fairness) = outcome.fairness() {
@@ -428,14 +428,14 @@ impl Options {
         self.names().count() + 1
     }
 
-    /// What a load uses of each file: whole transfers, at least one.
+    /// Bytes of each file that a load uses: whole transfers, at least one.
     fn file_bytes(&self) -> u64 {
         let (files, io_bytes) = (self.names().count() as u64, self.io_bytes.0.max(1));
         (self.size.0 / files / io_bytes).max(1) * io_bytes
     }
 
-    /// What makes a load beside the numbers that vary: measurements with other parameters are no
-    /// pair. Each connection has a file of its own.
+    /// The parameters of a load beside the numbers that vary: measurements that differ in them
+    /// are not compared. Each connection has a file of its own.
     fn parameters(&self, io_bytes: u32) -> BTreeMap<String, u64> {
         record::parameters([
             ("io_bytes", Some(io_bytes.into())),

@@ -26,7 +26,7 @@ use crate::stop::Stop;
 use crate::{Error, Result, successor};
 use writers::{Written, write};
 
-/// What is written, how and how often.
+/// The files to write, the modes to write them in, and the number of rounds.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Options {
     /// Directory on the file system under test; the files are made in a new directory there, which
@@ -219,7 +219,7 @@ pub fn run(
 fn measure(options: &Options, mode: Mode, stop: &Stop) -> Result<Measurement> {
     let directory = WorkDirectory::create(&options.directory)?;
     let mut written = write(options, mode, directory.path(), stop)?;
-    // What was cut short is no measurement.
+    // Writing that was cut short is no measurement.
     stop.check()?;
     let mut measurement = measurement(options, mode, &written);
     if !options.no_verify {

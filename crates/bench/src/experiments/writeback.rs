@@ -21,7 +21,7 @@ use crate::record::{Measurement, Run};
 use crate::{Error, Result};
 use written::{Written, verify, write};
 
-/// What is written, and how.
+/// The file to write, its records, and the WRITEs of the client.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Options {
     /// Bytes that the program writes at a time [default: 1,512,4096]

@@ -93,7 +93,7 @@ impl From<DecodeError> for Broken {
     }
 }
 
-/// What became of a call.
+/// The result of a call. A [`Refusal`] leaves the connection usable, [`Broken`] ends it.
 pub(crate) type CallResult<T> = Result<Result<T, Refusal>, Broken>;
 
 /// The transaction ids of a connection.

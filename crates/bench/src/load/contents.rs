@@ -1,4 +1,4 @@
-//! What was written to a file, and with which data, by all the phases of a run.
+//! The contents of a file as all the phases of a run wrote them, to compare READs with.
 
 use super::plan::Transfer;
 use super::pool::{Pool, Unit};
@@ -10,7 +10,7 @@ pub struct Contents {
     bytes: u64,
 }
 
-/// What phases with one size of transfer wrote in one generation.
+/// The units that phases with one size of transfer wrote in one generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Layer {
     unit_bytes: u32,
@@ -19,10 +19,10 @@ struct Layer {
     written: Vec<u64>,
 }
 
-/// What became of a transfer of a phase that writes.
+/// The outcome of a transfer of a phase that writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Written {
-    /// All of it was.
+    /// All of it was written.
     Whole,
     /// It failed, after some of it was written or none.
     Unknown,
@@ -97,7 +97,7 @@ impl Contents {
             for unit in at / unit_bytes..end.div_ceil(unit_bytes) {
                 if layer.has(unit) {
                     layer.clear(unit);
-                    // What it covered in the layers below must not come to light.
+                    // Older data that it covered in the layers below must not count as known.
                     at = at.min(unit * unit_bytes);
                     end = end.max((unit + 1) * unit_bytes);
                 }

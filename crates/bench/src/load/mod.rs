@@ -78,7 +78,7 @@ pub struct Service {
     pub address: SocketAddr,
     /// The address of this machine that calls come from, if the system is not to choose it.
     pub source: Option<IpAddr>,
-    /// Who calls: AUTH_SYS.
+    /// The AUTH_SYS credential of the calls.
     pub identity: Identity,
     /// `rtmax` of FSINFO: bytes of a READ at most.
     pub read_bytes_max: u32,
@@ -99,7 +99,7 @@ pub struct LoadFile {
     pub handle: FileHandle,
     /// Decides about its data: the files of one experiment have different numbers.
     pub id: u64,
-    /// What loads have written to it.
+    /// Its contents as far as loads have written them.
     pub contents: Contents,
 }
 
@@ -327,7 +327,7 @@ fn connect<'a>(group: &Group<'a>) -> Result<Vec<(RecordStream, FileCalls<'a>)>> 
     (0..load.operations_by_rank.len()).map(connect).collect()
 }
 
-/// What is called over a new connection.
+/// The calls over a new connection: in version 4, of a new session with `file` opened.
 fn calls<'a>(
     load: &Load,
     service: &'a Service,

@@ -1,4 +1,4 @@
-//! What became of a load, and the figures of it.
+//! The outcome of a load, and the figures of it.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::record::{LatencyBucket, Measurement, Second};
 /// Buckets of the latencies that are recorded grow by this factor, from a microsecond on.
 const BUCKET_FACTOR: f64 = 1.1;
 
-/// What became of a load.
+/// The outcome of a load on all its connections.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// From the first call to the end of the last, COMMIT included.
@@ -47,7 +47,7 @@ pub struct Outcome {
     pub first_error: Option<String>,
 }
 
-/// What one connection did.
+/// The part of one connection in a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     /// READs or WRITEs that were done.

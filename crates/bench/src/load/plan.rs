@@ -51,7 +51,7 @@ impl Transfer {
     }
 }
 
-/// What all the ranks do.
+/// The transfers of all ranks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan<'a> {
     pub(super) direction: Direction,

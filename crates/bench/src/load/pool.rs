@@ -40,8 +40,8 @@ impl Pool {
     }
 }
 
-/// What decides about data: the number of the file, that of the unit in it, and how often it was
-/// written.
+/// The key of the data of a unit: the number of the file, that of the unit in it, and the
+/// generation of the load that wrote it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unit {
     pub(super) file: u64,

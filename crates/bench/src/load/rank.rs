@@ -36,7 +36,7 @@ pub(super) struct Progress {
     pub(super) operations: AtomicU64,
 }
 
-/// What a rank is to do, and with what.
+/// The part of a rank in a load, and the files and data for it.
 pub(super) struct Rank<'a> {
     pub(super) number: usize,
     pub(super) load: &'a Load,
@@ -48,7 +48,7 @@ pub(super) struct Rank<'a> {
     pub(super) nice: i32,
 }
 
-/// What became of it.
+/// The outcome of the rank's part, whether it was done or broke off.
 #[derive(Debug)]
 pub(super) struct RankOutcome {
     /// Operations that were begun: the first so many of the plan.
@@ -170,8 +170,8 @@ impl<'a> Work<'a> {
             self.begin(slot)?;
         }
         while self.slots.iter().any(Option::is_some) {
-            // What is answered already is looked at before the calls that follow are sent: many go
-            // at once then. With all of them in the queue nothing can have come.
+            // Replies that have come are taken before the next calls are sent: many go at once
+            // then. With all calls in the queue, none is in flight and no reply can come.
             let all_queued = self.queued.len() == self.slots.len();
             if all_queued || !self.stream.has_received_more()? {
                 self.flush()?;

@@ -30,7 +30,7 @@ pub(super) static BEHIND_DATA: LazyLock<Vec<u8>> = LazyLock::new(|| {
     WRITE_ATTRIBUTES.encode(&mut w);
     w.into_vec()
 });
-/// What a call or reply has beside the data of READ or WRITE, at most.
+/// The most bytes of a call or reply beside the data of READ or WRITE.
 const HEAD_BYTES_MAX: u32 = 1024;
 /// The least that a session's calls and replies are granted: lists of attributes are short.
 const CALL_BYTES_MIN: u32 = 64 << 10;

@@ -161,7 +161,7 @@ impl Real {
     }
 }
 
-/// What is to be in a unit.
+/// The first `bytes` bytes that a unit has to hold.
 fn unit(file: u64, number: u64, generation: u32, bytes: u32) -> &'static [u8] {
     pool().bytes(pool().place(Unit { file, number, generation }, 0..bytes))
 }
@@ -395,7 +395,7 @@ fn each_operation_on_a_removed_file_fails_until_the_rank_ends() {
     real.stop();
 }
 
-/// What a server that misbehaves does with a connection.
+/// A server that runs `serve` on each connection.
 fn misbehaving(serve: impl Fn(TcpStream) + Send + Sync + 'static) -> Service {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

@@ -14,7 +14,7 @@ const REST_TO_LOOK: u32 = 100;
 /// The length of what is results.
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What is seen at one moment, where it can be.
+/// The memory and page cache of a server at one moment; `None` where they are unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Observed {
     /// Resident memory of the server.
@@ -45,7 +45,7 @@ impl Watch<'_> {
 /// The seconds of a group.
 pub(super) struct Series {
     started: Instant,
-    /// What was recorded already: until when, bytes and operations.
+    /// The end of the recorded seconds; `bytes` and `operations` are their sums.
     until: Instant,
     bytes: u64,
     operations: u64,

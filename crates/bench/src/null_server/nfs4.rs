@@ -80,7 +80,7 @@ impl Compound {
         xid: u32,
         data: &[u8],
     ) -> io::Result<()> {
-        // What a READ returns is last.
+        // The data of a READ is sent behind all results: loads send READ as the last operation.
         let read = match self.operations().last() {
             Some(Operation::Read(args)) => &data[..read_len(args)],
             _ => &[],

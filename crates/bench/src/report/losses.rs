@@ -38,7 +38,8 @@ pub(crate) struct Losses {
     pub(crate) too_few: usize,
 }
 
-/// What matters between subjects of one's own, each of which has its purpose.
+/// Figures that are compared with subjects that are no peers. Each of these has its purpose, so a
+/// loss in any other figure does not matter.
 const BETWEEN_OTHERS: [Figure; 9] = [
     Figure::MibPerSec,
     Figure::OperationsPerSec,

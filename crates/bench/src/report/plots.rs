@@ -16,7 +16,7 @@ use crate::statistics::Summary;
 pub struct Plot {
     /// Its name in a file name: letters, digits and `-`.
     pub name: String,
-    /// What it shows.
+    /// Phase and figures that it shows, with the setting.
     pub title: String,
     /// How to read it.
     pub caption: String,

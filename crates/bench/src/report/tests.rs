@@ -68,7 +68,7 @@ fn text_of_records_is_never_markup() {
     assert!(page.contains("&lt;script&gt;") && !page.contains('\u{1b}'));
     let markdown = markdown(&Results::group(&evil()), &[]);
     assert!(!markdown.contains('\u{1b}'));
-    // What stands between backquotes is text, and the arguments stand there.
+    // Markdown reads text between backquotes literally, and the arguments are there.
     let prose: String = markdown.split('`').step_by(2).collect();
     assert!(prose.contains("&lt;script&gt;"));
     assert!(!prose.contains("<script>") && !prose.contains("[x](y)"), "{prose}");

@@ -19,7 +19,7 @@ pub struct BlockDevice {
     pub name: String,
 }
 
-/// What a device moved since boot, or between two moments.
+/// The finished I/O of a device since boot, or between two moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceTraffic {
     /// Bytes from the medium.
@@ -97,8 +97,7 @@ impl BlockDevice {
         text.trim().parse().map_err(|_| what()(std::io::ErrorKind::InvalidData.into()))
     }
 
-    /// What it moved since boot. The difference of two moments is what it moved in between, for
-    /// all its users, without I/O that is not finished.
+    /// Its I/O since boot, by all its users. Requests in flight are not counted.
     ///
     /// # Errors
     /// [`Error::Machine`]: it is gone.
@@ -125,7 +124,7 @@ impl FileSystem {
 }
 
 impl DeviceTraffic {
-    /// What was added since `earlier`.
+    /// The I/O since `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self {

@@ -12,7 +12,7 @@ use crate::{Error, Result};
 pub struct FileSystem {
     /// As `xfs`, `overlay`.
     pub kind: String,
-    /// What was mounted: mostly a device, `/dev/loop0`.
+    /// The source of the mount: mostly a device, `/dev/loop0`.
     pub source: String,
     /// Number of the device, or of what stands for it.
     pub(super) number: String,

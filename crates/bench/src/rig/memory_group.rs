@@ -213,7 +213,8 @@ impl Location {
     }
 }
 
-/// What of the hierarchy with the memory controller a line of mountinfo mounts, and where.
+/// Root and mount point in a line of mountinfo, if it mounts the hierarchy of the memory
+/// controller.
 fn cgroup_mount(line: &str, version: Version) -> Option<(&str, &str)> {
     let (mount, system) = line.split_once(" - ")?;
     let mut system = system.split(' ');

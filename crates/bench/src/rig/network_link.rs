@@ -23,7 +23,7 @@ done"#;
 
 /// The queue of a link without a rate is sized for this one.
 const BYTES_PER_SEC_MAX: u64 = 1_250_000_000;
-/// What netem queues by default, in packets.
+/// The default limit of netem's queue, in packets.
 const QUEUE_PACKETS_MIN: u64 = 1000;
 const PACKET_BYTES: u64 = 1500;
 
@@ -46,8 +46,8 @@ impl NetworkNamespace {
         &self.name
     }
 
-    /// What goes before a command so that it runs in the name space. Unlike `ip netns exec` it
-    /// leaves the mounts alone: that would hide the cgroups.
+    /// The words before a command that is to run in the name space. `ip netns exec` would mount
+    /// `/sys` anew, which hides the cgroups; `nsenter` leaves the mounts alone.
     #[must_use]
     pub fn prefix(&self) -> [OsString; 2] {
         ["nsenter".into(), format!("--net=/run/netns/{}", self.name).into()]
@@ -146,7 +146,8 @@ fn netem(limits: &NetworkLimits) -> Vec<String> {
     words
 }
 
-/// What is on the way when the link is busy, and as much again as netem queues by default.
+/// The limit of netem's queue: twice the packets that fill the delay at the full rate, and the
+/// default on top.
 fn queue_packets(limits: &NetworkLimits) -> u64 {
     let bytes_per_sec = limits.rate.map_or(BYTES_PER_SEC_MAX, |rate| rate.0.min(BYTES_PER_SEC_MAX));
     let micros = limits.delay.map_or(0, |delay| delay.0.as_micros());

@@ -30,7 +30,7 @@ pub fn drop_caches() -> Result<()> {
     std::io::Write::write_all(&mut opened, b"3").map_err(Error::machine(what))
 }
 
-/// What the files below a directory occupy of the page cache.
+/// The page cache of the files below a directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CachedFiles {
     /// Regular files found.

@@ -1,4 +1,4 @@
-//! What a process takes: processor time, memory, and the page cache that it causes.
+//! The costs of a process: processor time, memory, and the page cache that it causes.
 
 use std::fs;
 use std::path::PathBuf;
@@ -51,8 +51,9 @@ impl CpuTime {
         Self::of(std::process::id())
     }
 
-    /// What was added since `earlier`. The sum is exact. How it splits is the kernel's sampling;
-    /// for less than a tick it is the split of the time before.
+    /// The processor time since `earlier`. The sum is exact. User and system time are split by the
+    /// ticks that the kernel sampled since then; without any, by those since the start of the
+    /// process.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> CpuSecs {
         let secs = self.total.saturating_sub(earlier.total).as_secs_f64();
@@ -124,7 +125,7 @@ pub struct Watched {
     pub directory: Option<PathBuf>,
 }
 
-/// What a server held at one moment.
+/// The memory and page cache of a server at one moment, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Look {
     /// Resident memory of the process.
@@ -171,7 +172,7 @@ impl Watched {
         Ok(switches)
     }
 
-    /// What it holds now.
+    /// Its memory and page cache now.
     ///
     /// # Errors
     /// [`Error::Server`]: it is gone. [`Error::Machine`]: its group, or directory, cannot be

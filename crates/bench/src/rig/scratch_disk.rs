@@ -182,7 +182,8 @@ fn delayed_name(base: &Path) -> String {
     name.replace('.', "-")
 }
 
-/// What dm-delay does with the device below it.
+/// The table of dm-delay: all sectors, of 512 bytes, of the device `below`, each request `millis`
+/// late.
 struct DelayedTable {
     sectors: u64,
     below: String,

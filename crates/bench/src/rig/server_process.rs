@@ -45,12 +45,12 @@ rm -rf -- "$1" 2>/dev/null || { sleep 1; rm -rf -- "$1"; }"#;
 /// when this process is gone is never there.
 const BEGIN: &str = r#"read -r begin && exec "$@" </dev/null"#;
 
-/// What server to start.
+/// Program, arguments and surroundings of a server to start.
 #[derive(Clone, Debug)]
 pub struct ServerOptions<'a> {
     /// The program, of this version or another.
     pub program: PathBuf,
-    /// What it serves.
+    /// The directory of its one export.
     pub directory: PathBuf,
     /// How it reads, if not by its own default.
     pub read_mode: Option<IoMode>,
@@ -329,7 +329,7 @@ impl Drop for ServerProcess {
     }
 }
 
-/// What a server said so far, and waiting for more.
+/// The output of a server so far; `more` is notified of each further piece and of the end.
 #[derive(Debug, Default)]
 struct Printed {
     words: Mutex<Words>,

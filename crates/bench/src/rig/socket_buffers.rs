@@ -7,9 +7,9 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Frees the socket buffers whose readers are done with them.
 ///
-/// What one CPU has allocated and another has read waits for the first to receive a packet
-/// (`skb_attempt_defer_free`, Linux 5.19). Until then the pages are in use that a READ reply was
-/// spliced from, and are not dropped from the page cache.
+/// A buffer that one CPU allocated and another has read is freed when the first receives a packet
+/// (`skb_attempt_defer_free`, Linux 5.19). Until then the pages that a READ reply was spliced from
+/// are in use, and are not dropped from the page cache.
 pub fn free_socket_buffers() -> io::Result<()> {
     let own = sched_getaffinity(None)?;
     let freed = (0..CpuSet::MAX_CPU).filter(|&cpu| own.is_set(cpu)).try_for_each(receive_on);

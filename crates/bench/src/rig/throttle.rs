@@ -80,7 +80,8 @@ impl Throttle {
     }
 }
 
-/// What is written where in version 1.
+/// The limits, in bytes or requests per second, by their names in version 1:
+/// `blkio.throttle.NAME_device`.
 fn throttles(limits: &DeviceLimits) -> Vec<(&'static str, u64)> {
     let rate = limits.rate.map(|rate| rate.0);
     let operations = limits.operations_per_sec.map(u64::from);
@@ -93,7 +94,7 @@ fn throttles(limits: &DeviceLimits) -> Vec<(&'static str, u64)> {
     all.into_iter().filter_map(|(name, limit)| Some((name, limit?))).collect()
 }
 
-/// What is written into `io.max` of version 2.
+/// The line for a device in `io.max` of version 2.
 fn io_max(device: &BlockDevice, limits: &DeviceLimits) -> String {
     let names = [("read_bps", "rbps"), ("write_bps", "wbps"), ("read_iops", "riops")];
     let mut text = device.number.clone();

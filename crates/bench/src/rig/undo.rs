@@ -1,4 +1,4 @@
-//! What was done to the machine is undone, whichever way this process ends.
+//! Changes to the machine are undone, whichever way this process ends.
 
 use std::ffi::OsStr;
 use std::io::{self, Write as _};

@@ -21,7 +21,7 @@ use crate::figure::Figure;
 use crate::stop::Stop;
 use crate::{Error, Result};
 
-/// What fio does with the file.
+/// A run of fio on one file.
 pub(super) struct Job {
     /// As `--rw` has it.
     pub(super) operation: &'static str,

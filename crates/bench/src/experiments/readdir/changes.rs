@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// What another client does to the directory.
+/// A change of the directory by another client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
     /// Adds files, numbered from those on that are there.

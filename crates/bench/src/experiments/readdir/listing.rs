@@ -25,12 +25,12 @@ use crate::record::Position;
 use crate::stage::mount_options;
 use crate::{Error, Result};
 
-/// What one listing came to.
+/// The entries of one listing, and its calls, times and cost.
 pub(super) struct Listed {
     /// Entries in the order in which they came, less `.` and `..`; `None` for names that are not of
     /// the experiment.
     pub(super) numbers: Vec<Option<u32>>,
-    /// What happened meanwhile.
+    /// Changes by the other client meanwhile, if there is one.
     pub(super) changes: Option<Changes>,
     /// Bytes of a reply that were asked for at most.
     pub(super) reply_bytes_max: u64,
@@ -51,8 +51,8 @@ struct Part {
     took: Duration,
 }
 
-/// What is waited for when the first entries have come, in no measured time: so that a change does
-/// happen meanwhile, however fast the listing is.
+/// The wait after the first entries, which is not measured: a change happens during the listing,
+/// however fast that is.
 #[derive(Clone, Copy)]
 pub(super) enum Pause<'a> {
     For(Duration),
@@ -74,7 +74,7 @@ impl Pause<'_> {
         }
     }
 
-    /// What happened since so many changes were done.
+    /// The changes begun so far, less the first `done`; `None` without another client.
     fn changes_since(self, done: u32) -> Option<Changes> {
         match self {
             Self::For(_) => None,

@@ -1,4 +1,5 @@
-//! What stands in the files: nothing that another block or another file has at the same place.
+//! The data of the files. Blocks of a file differ in their stamps, and files in all other data, so
+//! that data at a wrong place is detected.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -14,7 +15,7 @@ pub(super) struct Pattern {
     block_bytes: usize,
 }
 
-/// What was read back.
+/// The outcome of reading files back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Verified {
     /// Bytes that were compared.

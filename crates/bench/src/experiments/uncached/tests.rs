@@ -107,7 +107,8 @@ fn modes_take_turns_and_leave_nothing_behind() {
     assert_eq!(fs::read_dir(&directory).unwrap().count(), 0);
 }
 
-/// What the modes are about: with a window nothing stays in the page cache, without one all of it.
+/// The purpose of the modes: of 8 MiB less than 1 stays in the page cache with a window, and all
+/// without one.
 #[test]
 fn the_modes_leave_different_page_caches() {
     let directory = on_disk();

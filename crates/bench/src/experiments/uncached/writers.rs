@@ -22,7 +22,7 @@ use crate::rig::{
 use crate::stop::Stop;
 use crate::{Error, Result};
 
-/// What was written, and what it took.
+/// The files written in one mode, and the time and cost of writing them.
 pub(super) struct Written {
     files: Vec<WrittenFile>,
     /// From the first write to the end of the last.
@@ -34,7 +34,7 @@ pub(super) struct Written {
     pub(super) cpu: CpuSecs,
     /// Of all processors, the kernel's own threads included.
     pub(super) machine_cpu_secs: f64,
-    /// What the device moved, if there is one.
+    /// The I/O of the device meanwhile, if there is one.
     pub(super) device: Option<DeviceTraffic>,
     /// Page cache of the files afterwards, if the kernel reports it.
     pub(super) cached_bytes: Option<u64>,
@@ -150,7 +150,7 @@ impl Written {
     }
 }
 
-/// What the writers have done so far.
+/// The sums of all writers so far; `is_time_up` ends the writers.
 #[derive(Default)]
 struct Progress {
     bytes: AtomicU64,

@@ -13,7 +13,7 @@ use crate::experiments::meter::Spent;
 use crate::stage::mount_options;
 use crate::{Error, Result};
 
-/// What writing a file came to.
+/// The time, calls and cost of writing a file.
 pub(super) struct Written {
     /// From the first record until the file was closed, which waits for COMMIT.
     pub(super) took: Duration,
@@ -95,7 +95,7 @@ pub(super) async fn write(
     let meter = experiment.export.begin()?;
     let (begun, mut offset) = (Instant::now(), 0);
     for (nth, record) in (1_u64..).zip(experiment.data.chunks(record_bytes.get() as usize)) {
-        // What would tell an error is made when there is one: it costs more than a record.
+        // The text of an error is made only when there is one: it costs more than a record.
         file.write_at(offset, record).await.map_err(|error| refused()(error))?;
         offset += record.len() as u64;
         if nth.is_multiple_of(RECORDS_AT_A_STRETCH) {

@@ -105,7 +105,7 @@ fn sessions_that_cannot_be_are_refused() {
     real.stop();
 }
 
-/// What a server answers instead of passing a call on.
+/// The answer of a server that does not pass a call on.
 #[derive(Clone, Copy)]
 enum Instead {
     /// SEQUENCE fails, so the slot is not used.

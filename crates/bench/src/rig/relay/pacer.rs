@@ -3,9 +3,9 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What is read at once, at most: a fair share for each connection, with few calls.
+/// The longest read: a fair share for each connection, with few calls.
 const CHUNK_BYTES_MAX: usize = 64 << 10;
-/// And at least: a packet of Ethernet.
+/// The least room for a read: a packet of Ethernet.
 const CHUNK_BYTES_MIN: usize = 1500;
 /// The queue before the link. Without one the link would idle whenever a thread wakes up late.
 const QUEUE: Duration = Duration::from_millis(5);

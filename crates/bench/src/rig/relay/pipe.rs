@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// What may be on the way in one direction of a connection: with a long delay, this by the delay
-/// is the rate. TCP bounds it too, by its windows: on Linux to 6 MiB by default.
+/// The most bytes on the way in one direction of a connection. With a long delay, this divided by
+/// the delay bounds the rate. TCP bounds the bytes too, by its windows: on Linux to 6 MiB by
+/// default.
 pub(super) const BYTES_MAX: usize = 8 << 20;
 
 /// A queue from the thread that reads a socket to the one that writes the other.
