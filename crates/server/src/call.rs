@@ -45,7 +45,7 @@ pub(crate) struct Call {
     pub(crate) bytes: u64,
 }
 
-/// What the call's credential states, without the bytes that it borrows from the head.
+/// The credential of a call, without the bytes that it borrows from the head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Credential {
     /// AUTH_NONE.

@@ -89,7 +89,7 @@ pub(crate) struct Line<'a> {
     pub(crate) call: &'a Call,
 }
 
-/// What lines show of a call's arguments.
+/// The part of a call's arguments that log lines show.
 struct Subject<'a> {
     /// The name of the export that the first handle belongs to.
     export: Option<String>,

@@ -1,5 +1,5 @@
-//! What the flight recorder and the trace events have of whole calls, of all procedures alike:
-//! those without I/O have no other events.
+//! Whole calls in the flight recorder and the trace events, of all procedures alike: those without
+//! I/O have no other events.
 
 use std::net::SocketAddr;
 use std::time::Duration;

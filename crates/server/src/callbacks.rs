@@ -169,8 +169,8 @@ fn encoded(session: &Session, callback: &Callback, xid: u32) -> Vec<u8> {
     w.into_vec()
 }
 
-/// What an answer shows of CB_SEQUENCE, and whether the client knows what the operation behind it
-/// names. DELEGRETURN shows whether it obeys a recall.
+/// The outcome of a callback by the status of CB_SEQUENCE, and by whether the client knows the
+/// object of the operation behind it. A client obeys a recall by DELEGRETURN, not by its answer.
 fn outcome(record: &[u8]) -> Result<CallbackEnd, DecodeError> {
     let mut r = Reader::new(record);
     let header = ReplyHeader::decode(&mut r)?;

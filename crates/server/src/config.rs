@@ -274,8 +274,8 @@ impl Config {
         &self.exports
     }
 
-    /// What the configuration permits and its author may not expect, a sentence each: exports whose
-    /// rules can be bypassed through another export. Blocks, on the directories of the exports.
+    /// Consequences of the configuration that its author may not expect, a sentence each: exports
+    /// whose rules can be bypassed through another export. Blocks on the directories of exports.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         warnings::bypassed_rules(&self.exports)

@@ -44,7 +44,7 @@ const STRANGER_TRANSFER_BYTES_MAX: u32 = 4096;
 /// The number of the next connection.
 static NEXT_CONNECTION: AtomicU64 = AtomicU64::new(0);
 
-/// What the calls of a connection have in common.
+/// The state that the calls of a connection share.
 struct Intake {
     service: Arc<Service>,
     peer: Peer,

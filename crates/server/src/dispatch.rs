@@ -83,7 +83,7 @@ pub(crate) fn refuse(
     denied(xid, stat)
 }
 
-/// What is known of a call that was executed.
+/// Facts about a call that was executed, for counters, traces and limits.
 #[derive(Default)]
 pub(crate) struct Ended {
     pub(crate) at: Option<Moment>,
@@ -91,7 +91,7 @@ pub(crate) struct Ended {
     pub(crate) queue_ns: Option<u64>,
     /// The counters of the export that it was about, if it is timed.
     pub(crate) export: Option<Arc<CounterSet>>,
-    /// What its operations have moved, if it is a COMPOUND.
+    /// The bytes that its operations have moved, if it is a COMPOUND.
     pub(crate) moved: Moved,
 }
 

@@ -64,7 +64,8 @@ fn try_lease(path: &Path) -> io::Result<()> {
     open().map(drop)
 }
 
-/// What detects the local programs that conflict with delegations. Each is a request for a recall.
+/// The leases and watches that detect conflicts of local programs with delegations. Each conflict
+/// is a request for a recall.
 pub(crate) struct LocalConflicts {
     leases: Arc<Leases>,
     /// Missing where the kernel lacks them or the system refuses.

@@ -36,7 +36,7 @@ pub(crate) const CACHED_HANDLES_MAX: usize = 160 * 1024;
 /// Memory of one of them.
 pub(crate) const CACHED_HANDLE_BYTES: usize = 48;
 
-/// What the configuration gives to a server.
+/// The settings of the configuration that bound memory, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
     /// `memory`.
@@ -47,7 +47,7 @@ pub(crate) struct Budget {
     pub(crate) transfer_bytes_max: u32,
 }
 
-/// Who holds how many bytes, at most.
+/// The bound of each holder of memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryPlan {
     // The two terms of the budget (`memory` in the configuration).

@@ -90,7 +90,7 @@ fn is_admitted(
     service.handle_key.open(handle).is_some() && export.admit(&peer, flavor).is_ok()
 }
 
-/// What follows from the export that the handle in a call's arguments claims to be of.
+/// The device and the limits of the export that the handle in a call's arguments claims to be of.
 pub(crate) struct Claimed {
     pub(crate) device: Device,
     /// The limits of the export that the work begins on, if it has any and admits the call.

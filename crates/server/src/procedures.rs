@@ -23,7 +23,7 @@ pub(crate) enum Programs {
     Portmapper(Mapped),
 }
 
-/// What a portmapper answers for: NFS and MOUNT on its own listening address.
+/// The services that a portmapper answers for: NFS and MOUNT on its own listening address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mapped {
     /// Where the files are. The host is the listening address, which may be a wildcard.
@@ -87,7 +87,7 @@ pub(crate) struct Procedure {
     pub(crate) name: &'static str,
     /// The operation that it runs.
     pub(crate) operation: Operation,
-    /// What it serves: an export may be closed to some purposes.
+    /// The purpose of its calls: an export may be closed to some purposes.
     pub(crate) purpose: Purpose,
     /// Where the work on a call begins. Each operation makes sure itself that it blocks only where
     /// it may, so a wrong choice costs time and nothing else.
@@ -139,7 +139,7 @@ pub(crate) enum ThreadRule {
 /// Finds the payload of a call from the first bytes of its arguments.
 pub(crate) type ScanPayload = fn(arguments: &[u8]) -> PayloadScan;
 
-/// What the first bytes of a call's arguments show.
+/// The result of a search for a payload in the first bytes of a call's arguments.
 pub(crate) enum PayloadScan {
     /// At least this many bytes of the arguments are needed, more than there are.
     Needs(usize),

@@ -20,8 +20,8 @@ use crate::export::{Export, Limits};
 use crate::moment::Moment;
 use clock::{Clock, Pace, Tag};
 
-/// What a limit that was not used permits at once, as the time in which it permits that otherwise.
-/// The timers of connections have milliseconds.
+/// The burst that an unused limit permits at once, as the time in which its rate permits as much.
+/// The timers of connections have a resolution of milliseconds.
 const BURST: Duration = Duration::from_millis(50);
 /// The longest wait of a connection, and the longest debt of a client, at the pace at which it
 /// pays: beyond that the limit is exceeded. A client of version 4 renews its lease after two thirds
@@ -50,14 +50,14 @@ pub(crate) struct ExportLimits {
     pub(crate) limits: Limits,
 }
 
-/// What a call takes.
+/// An amount that is taken from the limits of an export.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Use {
     pub(crate) calls: u64,
     pub(crate) bytes: u64,
 }
 
-/// What a client was charged for a call.
+/// The charge to a client for a call, until that is settled.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Charged {
     taken: Use,

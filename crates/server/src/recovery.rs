@@ -27,7 +27,7 @@ pub(crate) struct Recovery {
     records: Mutex<Records>,
 }
 
-/// What an earlier server has left.
+/// The records that an earlier server has left, and the epoch of this one.
 #[derive(Debug, Default)]
 pub(crate) struct Recovered {
     /// Another one with each start.

@@ -101,7 +101,7 @@ pub struct Server {
     stop: watch::Sender<bool>,
     threads: Arc<NetworkThreads>,
     tasks: Vec<JoinHandle<()>>,
-    /// What keeps the inode cache's time, and what ends it.
+    /// The task that keeps the inode cache's time, behind the sender that ends it.
     clock: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
     /// Changes with each tick of the inode cache.
     ticks: watch::Receiver<()>,

@@ -81,9 +81,9 @@ pub(crate) struct Service {
     pub(crate) held_files: Arc<HeldFiles>,
     /// The connections that callbacks can be sent over.
     pub(crate) callbacks: Arc<Callbacks>,
-    /// What remains to be done after changes of `state`.
+    /// The work that remains after changes of `state`.
     pub(crate) settlement: Arc<Settlement>,
-    /// What local programs break delegations by, if any are given.
+    /// Detects local programs that conflict with delegations; `None` if none are given.
     local_conflicts: Option<Arc<LocalConflicts>>,
     /// Whether clients could reclaim state of version 4 a second ago.
     was_in_grace: AtomicBool,
@@ -130,7 +130,7 @@ fn can_assume_users() -> bool {
 /// 70 seconds.
 const DROP_WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// What a client has lost.
+/// The outcome of dropping a client, in numbers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dropped {
     pub(crate) connections: usize,

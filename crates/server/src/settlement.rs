@@ -1,4 +1,4 @@
-//! What remains to be done after changes of `state`: records of clients, locks in the kernel, files
+//! The work that remains after changes of `state`: records of clients, locks in the kernel, files
 //! to be closed.
 //!
 //! Each waits for a disk, and is done by the threads of its device. A call waits for the records,
@@ -27,10 +27,9 @@ pub(crate) struct Settlement {
     recovery: Option<Arc<Recovery>>,
     engine: Arc<Engine>,
     tasks: Handle,
-    /// What no call waits for. A queue has an entry while a task is at work on it.
+    /// Work that no call waits for. A queue has an entry while a task is at work on it.
     ///
-    /// Bounded by what had ended before: opens and locks, whose descriptors count until they are
-    /// closed.
+    /// Bounded by the opens and locks that ended: their descriptors count until they are closed.
     queues: Mutex<HashMap<EffectQueue, Work>>,
 }
 
@@ -48,7 +47,7 @@ struct Work {
     effects: Effects,
     /// To be closed.
     inodes: Vec<Arc<Inode>>,
-    /// What waits for the records that are in this queue.
+    /// Effects that wait for the records in this queue, each list with the queue that it goes to.
     then: Vec<(EffectQueue, Effects)>,
 }
 

@@ -1,4 +1,4 @@
-//! What a call is about, as far as the beginning of its arguments shows.
+//! The subject of a call, as far as the beginning of its arguments shows it.
 
 use proto::nfs3::{self, Procedure};
 use proto::nfs4;
@@ -8,11 +8,11 @@ use super::Call;
 use crate::counters::{CallKind, Operation as Counted};
 use crate::procedures::Operation;
 
-/// What a call asks for. Its arguments need not be whole or valid: what is missing is left out.
+/// The subject of a call. Its arguments need not be whole or valid: missing ones are left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outline<'a> {
-    /// What the call is counted as: of a COMPOUND, `work`. `None` for what is not counted by
-    /// procedure.
+    /// The operation that the call is counted as: of a COMPOUND, `work`. `None` for calls that are
+    /// not counted by procedure.
     pub(crate) operation: Option<Counted>,
     /// Of a COMPOUND: the first operation that works on files.
     pub(crate) work: Option<nfs4::OperationCode>,
@@ -35,7 +35,7 @@ impl Outline<'_> {
 }
 
 impl Call {
-    /// What the call is about. Not kept, because it borrows from the call.
+    /// The subject of the call. Not kept, because it borrows from the call.
     pub(crate) fn outline(&self) -> Outline<'_> {
         match self.procedure.map(|row| row.operation) {
             Ok(Operation::Nfs3(procedure)) => of_nfs3(procedure, self.arguments()),

@@ -88,7 +88,7 @@ pub(crate) fn is_v6_only(address: &SocketAddr, listen: &[SocketAddr]) -> bool {
         && others.any(|other| other.ip().to_canonical().is_ipv4())
 }
 
-/// What a listening socket takes.
+/// The address of a listening socket, as the kernel compares it with those of others.
 struct Bound {
     /// Of IPv4 also where it is written as one of IPv6.
     address: SocketAddr,

@@ -42,9 +42,9 @@ pub enum SettingError {
     NoValue {
         /// The key.
         key: String,
-        /// What was given.
+        /// The value that was given.
         value: String,
-        /// What it takes.
+        /// The values of the key, as a list in English.
         accepted: &'static str,
     },
     /// The key belongs to an export, and none is named.
@@ -56,7 +56,7 @@ pub enum SettingError {
     /// There is no such export.
     #[error("there is no export {name}; the exports are {exports}")]
     NoExport {
-        /// What was given.
+        /// The name that was given.
         name: String,
         /// The names that there are.
         exports: String,

@@ -1,4 +1,4 @@
-//! What a valid configuration permits and its author may not expect.
+//! Consequences of a valid configuration that its author may not expect.
 
 use std::path::Path;
 

@@ -19,8 +19,8 @@ use crate::service::Service;
 /// the limits, other clients may have paid or begun to owe, and the peer may have hung up.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What a connection has to wait for before it reads its next call. Connections to exports without
-/// limits read the flag alone.
+/// Charges that are to be paid before a connection reads its next call. Connections to exports
+/// without limits read the flag alone.
 #[derive(Default)]
 pub(super) struct Dues {
     are_set: AtomicBool,
@@ -28,7 +28,7 @@ pub(super) struct Dues {
     latest: Mutex<Vec<(u32, Tags)>>,
 }
 
-/// What a call has to pay to the limits of exports.
+/// The charge of a call to the limits of exports, until it is settled.
 pub(super) struct Charge {
     dues: Arc<Dues>,
     client: ClientId,

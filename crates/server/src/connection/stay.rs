@@ -48,7 +48,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 /// the same device.
 #[derive(Default)]
 pub(super) struct Streak {
-    /// What a thread would stay for that can perform each of them.
+    /// The purpose of a thread that can perform each of them.
     purpose: Option<Purpose>,
     device: Option<Device>,
     len: u32,
@@ -90,7 +90,7 @@ impl Streak {
     }
 }
 
-/// What a thread would stay for if all calls were as this one, if it would at all.
+/// The purpose of a stay if all calls were as this one; `None` if no thread would stay.
 fn purpose(call: &Accepted) -> Option<Purpose> {
     let lane = match (call.thread, call.transfer) {
         _ if !call.is_alone => return None,
@@ -145,7 +145,7 @@ pub(super) enum Stayed {
 type Reading = Pin<Box<dyn Future<Output = Received> + Send>>;
 pub(super) type Received = (Receiver<SocketReader>, Next);
 
-/// What the staying thread hands back.
+/// The receiver, as the staying thread hands it back.
 enum End {
     /// The record is not for it, or the connection is over.
     Received(Box<Received>),

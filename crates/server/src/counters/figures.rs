@@ -1,4 +1,4 @@
-//! What a server reports beside its counters: how much there is now, and the counts of the window.
+//! Figures of a server beside its counters: present amounts, and the counts of the window.
 
 /// Whether a figure only grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ macro_rules! figures {
                 match self { $(Self::$variant => $name,)+ }
             }
 
-            /// What it is, in a sentence.
+            /// Its description, in a sentence.
             pub fn help(self) -> &'static str {
                 match self { $(Self::$variant => concat!($($doc),+).trim_ascii(),)+ }
             }

@@ -37,7 +37,7 @@ pub(crate) struct Histogram {
     nanoseconds: AtomicU64,
 }
 
-/// What a [`Histogram`] has counted.
+/// A copy of the counts of a [`Histogram`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HistogramValue {
     /// In the order of [`BOUNDS_US`], and those beyond the last. Not cumulative.

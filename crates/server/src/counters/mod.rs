@@ -46,7 +46,7 @@ macro_rules! counters {
                 match self { $(Self::$variant => $name,)+ }
             }
 
-            /// What it counts, in a sentence.
+            /// Its description, in a sentence.
             pub fn help(self) -> &'static str {
                 match self { $(Self::$variant => concat!($($doc),+).trim_ascii(),)+ }
             }

@@ -19,10 +19,10 @@ const STATUSES: usize = 2 * EARLY_CODES as usize + 1;
 /// The counters of one server.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// What belongs to no export.
+    /// Counts that belong to no export, such as those of the whole server.
     general: Arc<CounterSet>,
-    /// What has belonged to exports that are gone. Only values of the whole server contain it:
-    /// added to what belongs to none, it would look like new work.
+    /// Counts of exports that are gone. Only values of the whole server contain them: added to the
+    /// counts of no export, they would look like new work.
     departed: CounterSet,
     /// By the id of the export. An export that leads elsewhere after a reload has two for a while.
     exports: Mutex<Vec<(u32, Arc<CounterSet>)>>,
@@ -179,7 +179,7 @@ impl Counters {
         self.general.value(counter) + self.departed.value(counter) + of_exports
     }
 
-    /// What belongs to no export.
+    /// The counts that belong to no export.
     pub(crate) fn general(&self) -> &Arc<CounterSet> {
         &self.general
     }

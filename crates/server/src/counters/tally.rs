@@ -1,4 +1,4 @@
-//! What one call adds to the counters.
+//! The additions of one call to the counters.
 
 use std::sync::{Arc, OnceLock};
 

@@ -28,7 +28,7 @@ pub struct ExportError {
     pub name: String,
     /// The directory.
     pub path: PathBuf,
-    /// What the system said.
+    /// The error of opening it.
     pub error: std::io::Error,
 }
 
@@ -131,7 +131,7 @@ pub(crate) struct Admitted<'a> {
 }
 
 impl Admitted<'_> {
-    /// What the peer may do, and as whom.
+    /// The rights of the peer, and the user that it acts as.
     pub(crate) fn access(&self) -> &Access {
         &self.access
     }

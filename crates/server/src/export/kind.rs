@@ -1,4 +1,4 @@
-//! What is known of the file systems of Linux by their kind.
+//! Properties of the file systems of Linux, by their kind (`f_type`).
 
 use std::os::fd::BorrowedFd;
 

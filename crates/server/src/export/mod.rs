@@ -1,5 +1,5 @@
-//! What is exported to whom: the table, the directory behind each export, the handles of the
-//! objects below it, and the gate to them.
+//! The exports and the clients that they admit: the table, the directory behind each export, the
+//! handles of the objects below it, and the gate to them.
 
 mod exports;
 mod file_system;

@@ -211,7 +211,7 @@ impl Places {
             match find(name) {
                 Ok(Some((known, is_directory))) => {
                     let mut table = self.lock();
-                    // What clients have met stays.
+                    // The walk evicts nothing: objects that clients have met stay.
                     if table.has_room_for(&known, PLACES_MAX) {
                         table.insert(known, Name { parent: handle, name: name.into() });
                     }

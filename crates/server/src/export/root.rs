@@ -60,7 +60,7 @@ pub(crate) struct ExportRoot {
     /// A number that no other root has had, not even one of the same path: between the two there
     /// may have been another file system of the same device number.
     serial: u64,
-    /// What is counted of the export.
+    /// The counts of the export while this root serves it.
     pub(crate) counters: Arc<CounterSet>,
     directory: OwnedFd,
     device: (u32, u32),

@@ -372,7 +372,7 @@ fn work(threads: &mut [Thread], until_ns: u64) {
     }
 }
 
-/// What a call takes.
+/// Time that a call takes on its thread, in nanoseconds.
 const CALL_NS: std::ops::Range<u64> = 1_000..200_000;
 
 proptest! {

@@ -355,7 +355,7 @@ fn an_owner_keeps_its_descriptor_when_one_of_its_opens_is_closed() {
     assert!(locally(&local, (0, 4), OfdLock::Write));
     assert!(!locally(&local, (5, 5), OfdLock::Read), "it was locked through the other open last");
     assert!(!locally(&local, (14, 14), OfdLock::Read));
-    // What the kernel denies goes back to the open that it was locked through.
+    // The range of a LOCK that the kernel denies goes back to the open that it was locked through.
     let second = bed.open_by((client, b"second"), &bed.inode, ShareAccess::Both);
     let denied = bed.lock(client, new(&second), LockType::Read, ALL);
     assert_eq!(denied, Err(piece(0, 4, LockKind::Write)));

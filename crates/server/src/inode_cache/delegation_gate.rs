@@ -12,7 +12,7 @@ use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What is to be changed.
+/// The part of an object that is to be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Changing {
     /// The data, by a descriptor that is open for writing: it would break the server's own lease.
@@ -30,7 +30,7 @@ pub(crate) struct Holder {
     pub(crate) export: u64,
 }
 
-/// Who has a file delegated.
+/// The clients that have a file delegated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holders {
     None,

@@ -1,7 +1,7 @@
 //! Open directories between two READDIR calls.
 //!
-//! A listing comes in many calls, and the kernel reads more names at a time than fit one reply.
-//! What is left over is kept with the descriptor for the call that continues there, so that each
+//! A listing comes in many calls, and the kernel reads more names at a time than fit one reply. The
+//! names left over are kept with the descriptor for the call that continues there, so that each
 //! name is read once. A directory that has changed since is read anew from the cookie on: nothing
 //! is shown that the kernel would not show now.
 

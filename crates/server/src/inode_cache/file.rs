@@ -1,4 +1,4 @@
-//! What the server keeps of a regular file: once for all exports, and for each export.
+//! The state of a regular file: one part for all exports, and one for each.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,7 +19,7 @@ pub(crate) struct FileState {
     pub(crate) ranges: Arc<RangeLock>,
     /// Readers in sequence, and what is read ahead for them past the page cache.
     pub(crate) read_ahead: ReadAhead,
-    /// What is read into the page cache before they ask for it.
+    /// Data that is read into the page cache before they ask for it.
     pub(crate) prefetch: Arc<Prefetch>,
     /// Turns of the READs that the kernel reads ahead for.
     pub(crate) read_order: Arc<ReadOrder>,

@@ -1,4 +1,4 @@
-//! What a flush covers.
+//! The scope of a flush: the data alone, or all attributes too.
 
 /// The scope of a flush, in rising order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -333,8 +333,8 @@ mod tests {
     }
 
     proptest! {
-        /// What is found is what was remembered last of that number: never an earlier handle, never
-        /// one of another number, and nothing after it was forgotten.
+        /// A search finds the handle that was remembered last of that number, or none: never an
+        /// earlier handle, never one of another number, and nothing after it was forgotten.
         #[test]
         fn finds_the_last_or_nothing(steps in steps()) {
             let known = HandleCache::new();

@@ -32,7 +32,7 @@ pub(crate) struct IdleInodes {
 /// At most as many as the table has objects.
 #[derive(Default)]
 struct Listed {
-    /// What no call uses.
+    /// Objects that no call uses.
     unused: Vec<InodeKey>,
     /// Files that are used, and open for writing without being written, or were closed for writing
     /// and have descriptors of that time.

@@ -62,7 +62,7 @@ pub(crate) struct Inode {
     counted: Counted,
 }
 
-/// What an object has by its type.
+/// The part of an inode that depends on its type.
 pub(super) enum Contents {
     File(File),
     Directory(Directory),
@@ -191,7 +191,7 @@ impl Inode {
         self.counted.number()
     }
 
-    /// What a regular file has.
+    /// The part that only a regular file has.
     ///
     /// # Errors
     /// `IsDirectory`, or `Invalid` for any other type.
@@ -213,7 +213,7 @@ impl Inode {
         !caller.read_only && self.file().is_ok_and(|file| file.has_last_writer(caller))
     }
 
-    /// What keeps cached and direct I/O on the pages of a regular file apart.
+    /// The lock that keeps cached and direct I/O on the pages of a regular file apart.
     pub(crate) fn ranges(&self) -> Option<&Arc<RangeLock>> {
         self.file().ok().map(|file| &file.state.ranges)
     }

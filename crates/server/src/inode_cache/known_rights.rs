@@ -1,4 +1,4 @@
-//! What the kernel permitted a caller, for as long as it would answer the same.
+//! The kernel's answers on the rights of callers, for as long as it would answer the same.
 //!
 //! The answer follows from owner, group, mode, flags, access control list and label of an object,
 //! and each change of one of them sets its ctime. So an answer lasts while the ctime is the one
@@ -169,8 +169,8 @@ mod tests {
     }
 
     proptest! {
-        /// What is found is what was remembered of that caller at this ctime, not too long ago; and
-        /// no more is kept than the bound.
+        /// A search finds the answer that was remembered of that caller at this ctime, not too long
+        /// ago, or none; and no more answers are kept than the bound.
         #[test]
         fn finds_what_was_remembered_or_nothing(
             steps in prop::collection::vec((0..8u32, 0..3u32, 0..8u32, 0..4u64), 0..60),

@@ -96,7 +96,7 @@ impl Inode {
             lasting -= Access::EXEC_OK;
         }
         if remembers {
-            // What is known is used where nothing may wait.
+            // Remembered rights are used where nothing may wait: this brings the list into memory.
             self.has_access_list();
             self.remember(identity, lasting, granted & lasting, before);
         }

@@ -32,14 +32,14 @@ pub(crate) struct InodeState {
     /// [`Creations::begun`](super::delegation_gate::Creations::begun) when this was made.
     pub(super) creations_begun: u64,
 
-    /// What only a regular file has.
+    /// The state of a regular file; `None` for any other type.
     pub(super) file: Option<Arc<FileState>>,
 
     /// Held over every operation that changes the object.
     pub(crate) lock: InodeLock,
 
     // Atomic.
-    /// Who has it delegated, and the changes that keep it from being delegated.
+    /// The clients that have it delegated, and the changes that keep it from being delegated.
     pub(super) gate: DelegationGate,
     /// Changes so far; each is counted after its system call and before the reply.
     changes: AtomicU64,

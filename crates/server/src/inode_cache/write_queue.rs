@@ -81,7 +81,7 @@ pub(crate) struct WaitingWrite {
     passes: u8,
 }
 
-/// What the task of a WRITE that waits is woken for.
+/// The message that wakes the task of a WRITE that waits.
 #[expect(clippy::large_enum_variant, reason = "nearly all are outcomes")]
 pub(crate) enum Woken {
     /// The outcome of the WRITE.

@@ -29,9 +29,9 @@ const OF_MINOR_2: Bitmap = Bitmap::of(&[
     attribute::XATTR_SUPPORT,
     attribute::OPEN_ARGUMENTS,
 ]);
-/// What OPEN understands: all kinds of access and denial (1 to 3, and 0 for none denied); a
-/// delegation of any kind (3), none (4), or none any more (5); the claims but those of delegations
-/// that would outlive the client's restart (3 and 6); all ways of creation (0 to 3).
+/// The arguments that OPEN supports: all kinds of access and denial (1 to 3, and 0 for none
+/// denied); a delegation of any kind (3), none (4), or none any more (5); the claims but those of
+/// delegations that would outlive the client's restart (3 and 6); all ways of creation (0 to 3).
 const OPEN_ARGUMENTS: OpenArguments = OpenArguments {
     share_access: Bitmap::of(&[1, 2, 3]),
     share_deny: Bitmap::of(&[0, 1, 2, 3]),
@@ -83,7 +83,7 @@ pub(super) struct Described<'a> {
     pub(super) supports_xattrs: Option<bool>,
 }
 
-/// What the attributes of a filehandle are made from.
+/// The source of the attributes of a filehandle.
 #[expect(
     clippy::large_enum_variant,
     reason = "the large one is the usual one, and would be allocated for each GETATTR"

@@ -66,7 +66,7 @@ enum End {
 /// in `moved` what they have moved.
 ///
 /// # Errors
-/// What stands in front of the operations cannot be decoded.
+/// The head in front of the operations cannot be decoded.
 pub(crate) async fn execute(
     request: &Request<'_>,
     peer: Peer,

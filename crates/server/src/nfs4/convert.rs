@@ -130,7 +130,7 @@ pub(super) fn new_attributes(raw: &RawAttributes<'_>) -> Outcome<AttributeChange
 
 /// Owner and group.
 const OWNERS: Bitmap = Bitmap::of(&[attribute::OWNER, attribute::OWNER_GROUP]);
-/// What SYMLINK ignores beside the length.
+/// The attributes that the creation of a symbolic link ignores, beside the length.
 const OF_NO_LINK: Bitmap = Bitmap::of(&[attribute::MODE, attribute::MODE_UMASK]).union(SET_TIMES);
 
 /// The attributes that a SETATTR of `requested` ones has set.

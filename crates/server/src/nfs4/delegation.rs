@@ -63,7 +63,7 @@ impl Compound<'_> {
         let is_reclaim = match args.claim {
             OpenClaim::Null(_) | OpenClaim::Handle => false,
             OpenClaim::Previous(DelegationType::Read) => true,
-            // What was open under a delegation is on its way back.
+            // A client that claims an open under a delegation is about to return the delegation.
             _ => return Err(WhyNoDelegation::Contention),
         };
         let access = args.share_access & proto::nfs4::SHARE_ACCESS_MASK;

@@ -28,7 +28,7 @@ impl Compound<'_> {
         Ok(())
     }
 
-    /// What has a name in the current directory.
+    /// The handle behind a name in the current directory.
     async fn find(&self, name: &[u8]) -> Outcome<ResolvedHandle> {
         check_name(name)?;
         let directory = self.current_handle()?;
@@ -53,9 +53,9 @@ impl Compound<'_> {
         }
     }
 
-    /// What LOOKUP finds in place of a directory's own entry: in a directory above the exports all
-    /// that the client may see, in the root of an export those that are named one component below
-    /// it.
+    /// The handle that LOOKUP finds in place of a directory's own entry. In a directory above the
+    /// exports it is any child that the client may see; in the root of an export, an export that is
+    /// named one component below it.
     ///
     /// # Errors
     /// `Access` for an export below another one that does not admit the peer.

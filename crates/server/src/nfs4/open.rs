@@ -55,7 +55,7 @@ impl<'a> Compound<'a> {
         service.state.check_claim(client, is_reclaim)?;
         let mut target = self.target(&args).await?;
         if !target.is_new {
-            // What the owner has open, or began to make, it keeps whatever the mode is by now.
+            // The file's owner may reclaim it, or retry an exclusive OPEN, whatever its mode is.
             let owner_may = is_reclaim || matches!(args.how, OpenHow::Exclusive { .. });
             self.check_permission(&target.located, access, owner_may).await?;
         }

@@ -1,4 +1,4 @@
-//! What a filehandle stands for.
+//! Filehandles, resolved to a directory above the exports or to an object of one.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ impl Pseudo {
         self.exports.pseudo_root.node(self.place)
     }
 
-    /// What has a name in it, whether the client may see it or not.
+    /// The child of this name, whether the client may see it or not.
     pub(super) fn child(&self, name: &[u8]) -> Option<Self> {
         self.exports.pseudo_root.child(self.place, name).map(|place| self.at(place))
     }

@@ -11,8 +11,8 @@ use super::{Outcome, Refused};
 const INLINE_BYTES_MAX: usize = 8 * 1024;
 /// Room that an operation needs to begin: the longest result of one that changes something.
 pub(super) const RESULT_BYTES_MAX: usize = 256;
-/// What a result with data has beside it: the operation, the status, and the most that stands
-/// around the data, the cookie, the count and the end of LISTXATTRS.
+/// Bytes of a result beside its data: the operation, the status, and the most that stands around
+/// the data, the cookie, the count and the end of LISTXATTRS.
 const DATA_FRAME_BYTES: usize = 24;
 /// The longest result in memory: a LOCK that is denied, with the name of the owner. Data is apart.
 pub(super) const RESULT_BYTES_USUAL: usize = 1280;

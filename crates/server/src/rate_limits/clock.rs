@@ -44,17 +44,17 @@ pub(super) struct Clock {
     order: BTreeSet<(Tag, Prefix)>,
 }
 
-/// What a client owes.
+/// The debt of a client to the limit, in readings of the clock.
 #[derive(Debug, Clone, Copy)]
 struct Debtor {
     /// Its last tag.
     finish: Tag,
     /// Since when it owes something, in nanoseconds.
     since: u64,
-    /// What it was charged since then for calls that are not settled: so much may be given back.
+    /// Its charges since then for calls that are not settled: so much may be given back.
     at_work: Tag,
-    /// What the longest debt has cut, as far as calls at work may give it back: they give that back
-    /// first, because the other calls have used what is owed, or may do so.
+    /// The charges that the longest debt has cut, as far as calls at work may give them back: they
+    /// give these back first, because the other calls have used what is owed, or may do so.
     cut: Tag,
 }
 
@@ -94,7 +94,7 @@ impl Clock {
         }
         self.advance(now);
         self.pace = pace;
-        // What is a second at one rate may be a day at another.
+        // A debt of a second at one rate may be one of a day at another.
         let latest = self.latest();
         let beyond = self.order.iter().filter(|(finish, _)| *finish > latest);
         let prefixes: Vec<_> = beyond.map(|(_, prefix)| *prefix).collect();

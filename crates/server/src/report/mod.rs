@@ -1,4 +1,4 @@
-//! What a running server reports about itself: its status, and samples of all that is counted.
+//! Reports of a running server on itself: its status, and samples of all that is counted.
 //!
 //! The types are those that the control socket carries. They can be read back, so that a command
 //! sees what the server has sent.
@@ -38,14 +38,14 @@ pub struct Monitor {
     facts: Arc<MonitorFacts>,
 }
 
-/// What stays as it was at the start.
+/// Facts that do not change while the server runs.
 pub(crate) struct MonitorFacts {
     pub(crate) listen: Vec<SocketAddr>,
     pub(crate) state_dir: PathBuf,
     pub(crate) versions: NfsVersions,
 }
 
-/// What a client has lost, see [`Monitor::drop_client`].
+/// The outcome of [`Monitor::drop_client`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DroppedClient {
     /// Its connections. Calls in progress are completed and answered first.

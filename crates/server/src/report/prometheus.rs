@@ -56,7 +56,7 @@ fn figure_name(figure: Figure) -> String {
     format!("{PREFIX}{}{suffix}", figure.name())
 }
 
-/// What an export is called in a label, and its id; operations on no export have an empty name.
+/// The exports by their names in labels, and their ids; operations on no export have an empty name.
 type Exports = Vec<(String, Option<u32>)>;
 
 pub(super) fn text(service: &Service) -> String {
@@ -114,7 +114,7 @@ fn counter_samples(service: &Service, exports: &Exports, counter: Counter, text:
             Some(id) => counters.export_value(*id, counter),
             None => counters.general().value(counter),
         };
-        // What can only belong to exports has no series without one.
+        // Most counters count for exports alone: a series without one begins with its first count.
         if id.is_some() || value > 0 {
             let labels = [&[("export", export.as_str())], labels].concat();
             text.sample("", &labels, value);

@@ -34,10 +34,10 @@ pub struct Sample {
     pub phases: Vec<PhaseSample>,
 }
 
-/// What was counted of one export.
+/// The counts of one export, and its settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportSample {
-    /// What clients mount; `None` for operations on no export.
+    /// The name that clients mount; `None` for operations on no export.
     pub name: Option<String>,
     /// The directory.
     pub path: Option<String>,
@@ -74,7 +74,7 @@ pub struct OperationSample {
     pub microseconds: u64,
 }
 
-/// What was counted of one client address.
+/// The counts of one client address.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientSample {
     /// `None` for all others together: strangers, and clients beyond the bound.
@@ -109,8 +109,8 @@ pub struct ClientSample {
 pub struct Nfs4Client {
     /// `clientid4`, in hexadecimal.
     pub id: String,
-    /// What the client is called by itself (`co_ownerid`), in printable characters: the first 128,
-    /// with `...` behind them if there are more.
+    /// The name that the client gives itself (`co_ownerid`), in printable characters: the first
+    /// 128, with `...` behind them if there are more.
     pub owner: String,
     /// Whether it has made a session.
     pub is_confirmed: bool,
@@ -291,8 +291,8 @@ fn client_sample(address: Option<IpAddr>, counters: &ClientCounters) -> ClientSa
 }
 
 impl Sample {
-    /// What was counted between `earlier` and this. What there is now stays as it is. Since the
-    /// start if `earlier` is of another server.
+    /// The counts between `earlier` and this, or since the start if `earlier` is of another server.
+    /// Values that are no counts stay as they are.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         if earlier.start_ns != self.start_ns || earlier.uptime_us > self.uptime_us {

@@ -49,7 +49,7 @@ pub struct Status {
 /// An export with the modes in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportStatus {
-    /// What clients mount.
+    /// The name that clients mount.
     pub name: String,
     /// The directory.
     pub path: String,

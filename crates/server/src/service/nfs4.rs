@@ -22,7 +22,7 @@ use crate::state::{
 };
 use crate::vfs::RETURN_PAUSES;
 
-/// What a COMPOUND has besides the data of a READ or WRITE, in both directions.
+/// Bytes of a COMPOUND besides the data of a READ or WRITE, at most, in each direction.
 const COMPOUND_BYTES_MAX: u32 = 8 * 1024;
 
 /// The bounds of the state of version 4.

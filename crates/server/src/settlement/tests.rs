@@ -1,4 +1,4 @@
-//! What waits for a disk that hangs, and what does not.
+//! Work that waits for a disk that hangs, and work that does not.
 
 use std::fs::{File, OpenOptions};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! What an administrator sees of the clients, and can do about them.
+//! An administrator's view of the clients, and operations on them.
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -49,7 +49,7 @@ pub(crate) struct Recall {
     pub(crate) object: FileHandle,
 }
 
-/// What a callback is for.
+/// The content of a callback: the operation behind CB_SEQUENCE, if there is one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
     /// Whether the client answers: CB_SEQUENCE alone.
@@ -67,7 +67,7 @@ pub(crate) struct Callback {
     pub(crate) message: Message,
 }
 
-/// What became of a callback.
+/// The outcome of a callback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CallbackEnd {
     /// CB_SEQUENCE succeeded.
@@ -93,7 +93,7 @@ pub(super) struct Backchannel {
     next: SequenceId,
     /// The last callback was lost: the client may have performed it.
     is_uncertain: bool,
-    /// What the slot's callback is for.
+    /// The message of the slot's callback.
     at_work: Option<Message>,
     notices: VecDeque<Notice>,
     /// By their stateids: as many as the client has delegations that are not revoked, and one that
@@ -182,8 +182,8 @@ impl Backchannel {
                     .filter(|bound| bound.connection == callback.connection)
                     .for_each(|bound| bound.is_proved = true);
             }
-            // What waits is no more welcome. Recalls are repeated, and a client repeats its
-            // request.
+            // The client would delay the messages that wait, too. Recalls are repeated, and a
+            // client repeats its request.
             CallbackEnd::Delayed => {
                 self.is_uncertain = false;
                 self.forget_waiting();

@@ -34,7 +34,7 @@ pub(crate) struct ExchangedId {
     pub(crate) is_confirmed: bool,
 }
 
-/// What EXCHANGE_ID does.
+/// The effect of an EXCHANGE_ID on the clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Case {
     /// A retry, trunking, or an update: the confirmed client.
@@ -317,7 +317,7 @@ impl Clients {
         }
     }
 
-    /// What EXCHANGE_ID returns for a client.
+    /// The result of EXCHANGE_ID for a client.
     pub(super) fn exchanged(&self, id: ClientId) -> ExchangedId {
         let client = &self.by_id[&id];
         let (sequence, is_confirmed) = (client.slot.next, client.is_confirmed);

@@ -47,8 +47,8 @@ pub(super) struct Holder {
 struct Unconfirmed {
     holder: Holder,
     range: Range,
-    /// What the owner held there, through each lock state, without what it has unlocked since. The
-    /// kernel may have it still, so it is in the way of others.
+    /// The ranges that the owner held there, by lock state, without those that it has unlocked
+    /// since. The kernel may have them still, so they are in the way of others.
     before: Vec<(Holder, Ranges)>,
 }
 
@@ -81,7 +81,7 @@ pub(super) struct Denied {
     pub(super) blocker: Option<LockId>,
 }
 
-/// What may let requests that wait be granted.
+/// Changes by which requests that wait may be granted.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Freed {
     /// Their kinds do not matter.
@@ -130,7 +130,7 @@ impl FileLocks {
         self.held.range(holder(0)..=holder(u64::MAX)).map(|(holder, ranges)| (*holder, ranges))
     }
 
-    /// What an owner holds within a range, cut to it.
+    /// The locks of an owner within a range, cut to it.
     pub(super) fn within(&self, owner: LockId, range: Range) -> Ranges {
         let mut within = Ranges::default();
         self.of_owner(owner).for_each(|(_, ranges)| within.add(&ranges.within(range)));
@@ -181,8 +181,8 @@ impl FileLocks {
         grants.any(|grant| grant.holder == holder || grant.before.iter().any(is_given_back))
     }
 
-    /// What the owner held in the range of an unconfirmed grant, without what it has unlocked
-    /// since.
+    /// The locks of the owner in the range before an unconfirmed grant, without those that it has
+    /// unlocked since.
     pub(super) fn before_grant(&self, owner: LockId, range: Range) -> Option<Ranges> {
         let is_it = |grant: &&Unconfirmed| grant.holder.owner == owner && grant.range == range;
         self.unconfirmed.iter().find(is_it).map(|grant| joined(&grant.before))
@@ -441,7 +441,7 @@ impl FileLocks {
 }
 
 impl Unconfirmed {
-    /// What the owner held, and the owner.
+    /// The ranges of `before`, each with its owner.
     fn before(&self) -> impl Iterator<Item = (LockId, &Ranges)> {
         self.before.iter().map(|(holder, ranges)| (holder.owner, ranges))
     }

@@ -22,7 +22,7 @@ pub(super) struct Files {
     opens: FxHashMap<u64, Open>,
     lock_states: LockStates,
     clients: FxHashMap<ClientId, Holdings>,
-    /// What each client has of each file.
+    /// The opens and lock states of each client in each file.
     of_files: FxHashMap<(FileId, ClientId), FileCounts>,
     writers: Writers,
     ranges: usize,
@@ -58,7 +58,7 @@ pub(super) struct Open {
     pub(super) lock_states: BTreeSet<u64>,
 }
 
-/// What an OPEN changes of an open that is there.
+/// The fields of an open that a further OPEN changes, as they were before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OpenBefore {
     modes: Modes,
@@ -83,7 +83,7 @@ pub(super) struct WaiterBounds {
     pub(super) file: usize,
 }
 
-/// What one client holds.
+/// The opens of one client, and counts of its other state.
 #[derive(Debug, Default)]
 struct Holdings {
     opens: BTreeSet<u64>,
@@ -305,7 +305,7 @@ impl Files {
         open.seqid = next_seqid(open.seqid);
     }
 
-    /// What [`Self::restore_open`] takes.
+    /// The present values of an open, for [`Self::restore_open`].
     pub(super) fn before_open(&self, number: u64) -> OpenBefore {
         let Open { modes, user, seqid, .. } = *self.open(number);
         OpenBefore { modes, user, seqid }
@@ -426,7 +426,7 @@ impl Files {
         freed
     }
 
-    /// What a lock owner holds within a range: nothing, if it has no lock state any more.
+    /// The locks of an owner within a range: none, if it has no lock state any more.
     pub(super) fn held(&self, lock: LockId, range: Range) -> Ranges {
         if !self.lock_states.has(lock) {
             return Ranges::default();

@@ -21,7 +21,7 @@ pub(super) struct Lease {
     paths: AtomicU32,
 }
 
-/// What a session has of a backchannel.
+/// The backchannel of a session, as it is counted for the client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Path {
     /// The client has asked for it.

@@ -219,7 +219,7 @@ impl State {
         self.lock().put_off(client, Bounded::LockOwners, step)
     }
 
-    /// What the owner of a lock held in the file before it was granted.
+    /// The pieces that the owner of a lock would hold in the file without the grant.
     pub(crate) fn pieces_before(&self, grant: &LockGrant) -> Vec<Piece> {
         let table = self.lock();
         let (mut ranges, range) = (table.files.held(grant.lock, Range::ALL), grant.piece.range);

@@ -14,7 +14,7 @@ pub(super) struct LockStates {
     owners: FxHashMap<LockId, OwnerInFile>,
 }
 
-/// What a lock owner has locked through one open: what a stateid stands for (RFC 8881 §8.2.1).
+/// The locks of an owner through one open: the state that a stateid stands for (RFC 8881 §8.2.1).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LockState {
     pub(super) lock: LockId,

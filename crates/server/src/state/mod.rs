@@ -129,7 +129,7 @@ pub(crate) struct CreatedSession {
     pub(crate) has_backchannel: bool,
 }
 
-/// What remains to be done after a change of the state.
+/// An action that remains to be done after a change of the state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
     /// Records have to change: perform [`State::record_changes`]. A client's record must be on the
@@ -137,7 +137,7 @@ pub(crate) enum Effect {
     Records,
     /// An open ended: it pins its file no longer in the export.
     Unpin { file: FileId, export: ExportId },
-    /// What the lock owner does not hold in the range any more is to be unlocked.
+    /// The parts of the range that the lock owner does not hold any more are to be unlocked.
     Unlock { file: FileId, lock: LockId, range: Range },
     /// The last lock state of an owner in a file ended: its ranges are unlocked and its descriptor
     /// closed.
@@ -154,7 +154,7 @@ pub(crate) enum Effect {
     NoRoom { address: IpAddr, of: Bounded },
 }
 
-/// What takes room within [`Limits`].
+/// A kind of state whose amount [`Limits`] bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bounded {
     Clients,
@@ -199,7 +199,7 @@ impl Step {
         Status::Delay
     }
 
-    /// What remains to be done.
+    /// The actions that remain to be done.
     pub(crate) fn into_effects(self) -> Effects {
         self.effects
     }

@@ -37,7 +37,7 @@ pub(crate) struct Opened {
     pub(crate) stateid: Stateid,
     /// The owner did not have the file open.
     pub(crate) is_new: bool,
-    /// What [`State::undo_open`] restores.
+    /// The open before it, for [`State::undo_open`]; `None` for a new one.
     before: Option<OpenBefore>,
 }
 

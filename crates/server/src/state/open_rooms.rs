@@ -4,7 +4,7 @@
 use proto::nfs4::ClientId;
 use rustc_hash::FxHashMap;
 
-/// What opens take.
+/// The room that opens take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct RoomSize {
     pub(super) opens: usize,

@@ -46,7 +46,7 @@ pub(crate) struct Session {
     pub(super) state: Mutex<SessionState>,
 }
 
-/// What the session's lock protects.
+/// The fields that the session's lock protects.
 #[derive(Debug)]
 pub(super) struct SessionState {
     pub(super) slots: Slots,

@@ -59,7 +59,7 @@ pub(super) fn peer_of(owner: &[u8]) -> IpAddr {
     IpAddr::from([10, 0, 0, owner[0]])
 }
 
-/// What clients call the file.
+/// The handle by which clients name the file.
 pub(super) fn object() -> FileHandle {
     FileHandle::new(b"file").unwrap()
 }
@@ -626,7 +626,7 @@ fn a_call_sent_before_its_client_knew_of_fewer_slots_forgets_no_reply() {
     assert!(matches!(begin(10, 1), Ok(Begin::Replay(_))));
     assert_eq!(run(0, 3), SlotId(6));
     assert_eq!(begin(10, 1).unwrap_err(), Status::RetryUncachedRep, "the client knew");
-    // What it knew is old when there were more slots since.
+    // The client's knowledge of fewer slots is void when there were more since.
     bed.state.destroy_session(second.id(), &mut bed.step).unwrap();
     assert_eq!(run(1, 1), SlotId(12));
     bed.begin_client(b"a3");
@@ -706,7 +706,7 @@ fn waiting_locks_are_bounded_for_each_client_and_in_all_files() {
     assert_eq!(wait(b, late), 2);
 }
 
-/// What the next SEQUENCE of a session reports.
+/// `sr_status_flags` of the next SEQUENCE of a session.
 fn status_flags(session: &Arc<Session>, sequence: u32, now: Duration) -> u32 {
     let (slot, sequence) = (SlotId(0), SequenceId(sequence));
     let call = Sequence { slot, sequence, highest_slot: slot, cache_this: false };
@@ -749,7 +749,7 @@ fn state_of_a_retired_export_is_revoked_until_it_is_freed() {
     }
     assert_eq!(status_flags(&session, 2, now), 0);
     assert_eq!(bed.state.test_stateid(client, &kept.stateid), Ok(()));
-    // What is not freed is forgotten after a while, and with its client.
+    // Revoked state that is not freed is forgotten after a while.
     bed.state.release_files(&[(FILE, export)], &mut bed.step);
     assert_eq!(status_flags(&session, 3, now), SEQ4_STATUS_ADMIN_STATE_REVOKED);
     let late = Duration::from_secs(181);

@@ -25,7 +25,7 @@ const QUEUE_MAX: usize = 1024;
 const LOOK_AFTER: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 /// The longest text of an event's own fields, and of a thread's name.
 const TEXT_BYTES_MAX: usize = 128;
-/// What all followers hold, at most.
+/// Memory of the queues of all followers, in bytes, at most.
 pub(crate) const FOLLOWERS_BYTES_MAX: usize =
     FOLLOWERS_MAX * 3 * QUEUE_MAX * (size_of::<Followed>() + 2 * TEXT_BYTES_MAX);
 
@@ -207,7 +207,8 @@ impl Feed {
         }
     }
 
-    /// What is queued, after the held events of calls in progress that are slow by now.
+    /// The queued events, and the number of those lost. The held events of calls in progress that
+    /// are slow by now are queued first.
     fn take(&self) -> (VecDeque<Followed>, u64) {
         let mut queue = self.lock();
         queue.release(|held| held.call.received.elapsed() >= self.filter.latency_min);

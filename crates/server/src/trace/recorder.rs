@@ -19,7 +19,7 @@ const RECORDS: usize = 512;
 const WORDS: usize = 15;
 /// Of them, those of the handle.
 const HANDLE_WORDS: usize = 8;
-/// What all records take.
+/// Memory of all records, in bytes.
 pub(crate) const RECORDER_BYTES: usize = STRIPES * RECORDS * (WORDS + 1) * 8;
 
 /// In the first word: the number of the call in its stripe is in front of these.

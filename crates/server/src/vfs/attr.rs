@@ -30,7 +30,7 @@ pub(crate) enum SetTime {
 pub(crate) struct AttributeChange {
     /// The low 12 mode bits.
     pub(crate) mode: Option<u32>,
-    /// What a new object's mode loses, unless its directory has a default access control list.
+    /// Mode bits that a new object loses, unless its directory has a default access control list.
     pub(crate) umask: u32,
     /// Owner.
     pub(crate) uid: Option<u32>,

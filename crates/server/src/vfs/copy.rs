@@ -12,14 +12,14 @@ use super::{Caller, Object, Status, Vfs};
 use crate::counters::CallKind;
 use crate::inode_cache::{Change, Changing, Inode, Permitted, Reading, SystemCalls, Writing};
 
-/// What SEEK looks for.
+/// The content that SEEK searches for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sought {
     Data,
     Hole,
 }
 
-/// What becomes of a range.
+/// The change of a range by ALLOCATE or DEALLOCATE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Allocation {
     /// It has blocks; the file grows to its end.

@@ -65,7 +65,7 @@ pub(super) enum ReadFrom {
     DropBehind,
     /// Past the page cache. As `DropBehind` if the file does no direct I/O.
     Direct {
-        /// What is read ahead is taken from the page cache if all of it is there.
+        /// Read-ahead takes a range from the page cache if all of it is there.
         unless_resident: bool,
     },
 }

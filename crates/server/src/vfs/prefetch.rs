@@ -148,7 +148,7 @@ struct Prefetching {
     _permit: Permit,
 }
 
-/// What became of a chunk.
+/// The outcome of bringing in a chunk.
 enum Brought {
     /// It was there, or is on its way.
     Begun,

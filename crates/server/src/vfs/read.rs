@@ -33,7 +33,7 @@ impl ReadDone {
     }
 }
 
-/// What a READ asks for, of the file that it names.
+/// The parameters of a READ, beside its file.
 #[derive(Clone, Copy)]
 struct Asked {
     call: CallId,
@@ -42,7 +42,7 @@ struct Asked {
     count: u32,
 }
 
-/// What became of a READ.
+/// The outcome of an attempt at a READ.
 enum Outcome {
     /// It has what the attributes from before it promise.
     Whole(ReadDone),
@@ -53,7 +53,7 @@ enum Outcome {
 /// The attempts of a READ whose file is truncated meanwhile and grows again before that is checked.
 const ATTEMPTS: usize = 16;
 
-/// What the page cache had of a range.
+/// The part of a range that the page cache had.
 enum Tried {
     Done(Fetched),
     Partly(Partly),

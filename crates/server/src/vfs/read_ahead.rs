@@ -242,8 +242,7 @@ impl FillSource {
     }
 }
 
-/// What the kernel reports about the range in the page cache. Where it does not, that is
-/// remembered.
+/// The state of a range in the page cache; `None` if it is not reported. A refusal is remembered.
 pub(super) fn cache_state(
     file: &Permitted<Reading>,
     reader: BorrowedFd<'_>,
@@ -301,7 +300,7 @@ mod tests {
             let range = ByteRange::between(offset as u64, end as u64);
             let read = readable.read(IoMode::DontCache, range);
             is_ahead = vfs.fetch_ahead(&read, &Source::DropBehind, true).await.is_some();
-            // What it has begun may end.
+            // The read-ahead that it has begun may end.
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         is_ahead

@@ -87,7 +87,7 @@ impl Source {
     }
 }
 
-/// What the page cache had of a range: so many bytes from the start, which are in the buffer.
+/// The part of a range that the page cache had: so many bytes from the start, in the buffer.
 pub(super) struct Partly(pub(super) Buffer, pub(super) usize);
 
 /// A READ through the page cache that may go ahead, with its buffer and its pages.

@@ -35,7 +35,7 @@ pub(crate) struct DirectoryEntry<'a> {
 /// Takes an entry of a listing, on the thread that lists.
 pub(crate) type Push<P> = fn(&mut P, &DirectoryEntry<'_>) -> Pushed;
 
-/// What became of an entry of a listing.
+/// The outcome of adding an entry to a listing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pushed {
     /// The reply has it.

@@ -121,7 +121,7 @@ impl Vfs {
     }
 }
 
-/// What an attempt ends with.
+/// The result of an attempt that may be repeated.
 pub(super) trait Outcome {
     /// Why it failed, if it did.
     fn status(&self) -> Option<Status>;

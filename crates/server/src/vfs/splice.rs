@@ -57,7 +57,7 @@ impl Vfs {
                 None | Some(true) => return Ok(None),
             }
         }
-        // What waits for its turn holds no pipe that another could use.
+        // A READ that waits for its turn holds no pipe that another could use.
         drop(pipe);
         self.fill_in_turn(read).await
     }

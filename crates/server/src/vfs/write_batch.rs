@@ -139,7 +139,7 @@ impl Vfs {
             let identity = vector[0].request.caller.identity.clone();
             match self.perform_vector(&target, &change, vector).await {
                 Ok((written, vector)) => {
-                    // What lies behind a WRITE that failed is attempted by itself.
+                    // The WRITEs behind one that failed or is short are attempted by themselves.
                     let rest = outcomes.share_out(written, vector);
                     if !rest.is_empty() {
                         waiting.push_front(rest);

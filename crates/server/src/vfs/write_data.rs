@@ -60,7 +60,7 @@ pub(super) struct Written {
     pub(super) result: Result<usize, io::WriteError>,
     /// The alignment of direct I/O that the kernel refused; the data went through the page cache.
     refused: Option<DioAlign>,
-    /// What was to go past the page cache and did not; known if all was written.
+    /// The range that was to go past the page cache and went through it; known if all was written.
     cached_instead: Option<ByteRange>,
 }
 
@@ -546,7 +546,7 @@ mod tests {
         for (result, cached_instead, expected) in [
             (Ok(16_384), None, [16_384, 16_384, 0]),
             (Ok(16_384), part, [16_384, 8192, 8192]),
-            // What was left for the page cache is not known then.
+            // The range that went through the page cache is not known then.
             (Err(failed), None, [5000, 5000, 0]),
         ] {
             let counters = CounterSet::default();

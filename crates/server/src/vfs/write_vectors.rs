@@ -5,10 +5,10 @@ use io::ByteRange;
 
 use crate::inode_cache::BATCH_WRITES_MAX;
 
-/// What XFS preallocates at least behind a write that extends a file (`allocsize` in xfs(5)). A
-/// write that leaves a gap behind the end of the file makes an extent of what is preallocated
-/// there. If the gap is longer, that extent is an island in the file, and each such write makes
-/// one.
+/// The least preallocation of XFS behind a write that extends a file (`allocsize` in xfs(5)). A
+/// write that leaves a gap behind the end of the file makes an extent of the blocks that are
+/// preallocated there. If the gap is longer, that extent is an island in the file, and each such
+/// write makes one.
 const GAP_BYTES_MAX: u64 = 64 * 1024;
 
 /// The WRITEs of a batch by their places in it, as vectored writes in the order in which they are

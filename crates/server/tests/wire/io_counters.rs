@@ -306,7 +306,7 @@ fn a_thread_stays_with_a_client_that_reads_and_asks_for_attributes() {
         assert_eq!(client.lookup(root, b"f").unwrap().object, file);
         rounds += 1;
     }
-    // What it reads is as local programs have left it.
+    // Replies show the changes of local programs.
     std::fs::write(fixture.exported("f"), "changed").unwrap();
     assert_eq!(client.getattr(file).unwrap().size, 7);
     assert_eq!(client.read(file, 0, 47_008).unwrap().data, b"changed");
@@ -330,7 +330,7 @@ fn a_thread_stays_with_a_client_that_lists_part_by_part() {
     }
     assert_eq!(fixture.counter(WritesByStayingThread), 0);
     assert_eq!(fixture.counter(ReadsByStayingThread), 0);
-    // What a thread that stays lists is as local programs have left it.
+    // Listings by a thread that stays show the changes of local programs.
     std::fs::remove_file(fixture.exported("file-7")).unwrap();
     let listed = client.list_by(0, |client, cookie| client.readdir(root, cookie, 512).unwrap());
     assert_eq!(listed.len(), names.len() + 1);

@@ -1,4 +1,4 @@
-//! What the server reports about its calls: trace events, samples and metrics.
+//! The server's reports on its calls: trace events, samples and metrics.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -168,7 +168,7 @@ fn the_past_of_a_removed_export_is_no_new_work_on_none() {
     assert_eq!(fixture.reload(TRUSTING), "removed /b");
     assert_eq!(client.getattr(b), Err(proto::nfs3::Status::Stale));
     client.getattr(root).unwrap();
-    // What it has counted goes elsewhere when the server drops its root.
+    // The counts of `/b` move when the server drops its root.
     assert!(eventually(|| !is_open_below(&fixture.path("b"))));
     let after = fixture.server().monitor().sample().since(&before);
     assert_eq!(of_none(&after), 1, "the one that is stale");

@@ -79,7 +79,7 @@ fn a_client_that_connects_anew_for_each_call_is_held_back() {
     }
     // The last READ is not waited for.
     assert!(start.elapsed() >= Duration::from_secs(1) - BURST, "{:?}", start.elapsed());
-    // What one client owes, another does not wait for.
+    // The debt of one client delays no other.
     let start = Instant::now();
     other_client(&fixture).getattr(root).unwrap();
     assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
@@ -128,7 +128,7 @@ fn two_clients_share_a_limit_equally() {
     });
     let ratio = f64::from(one) / f64::from(other);
     assert!((0.5..=2.0).contains(&ratio), "{one} and {other}");
-    // What 4 s permit, and a call of each connection that is not paid for.
+    // The READs that the limit permits in 4 s, and one of each connection that is not paid for.
     assert!((16..=32 + 8).contains(&(one + other)), "{one} and {other}");
 }
 

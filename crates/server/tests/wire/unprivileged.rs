@@ -22,7 +22,7 @@ const SUBJECTS: [&str; 7] = [
 fn run_as(id: u32) {
     // Not by its path: the user may not be allowed into the directory that it was built in.
     let mut tests = Command::new("/proc/self/exe");
-    // What takes root is skipped, even in CI. The groups of root are given up with its id.
+    // Tests that need root are skipped, even in CI. The groups of root are given up with its id.
     tests.args(SUBJECTS).env_remove("CI").uid(id).gid(id);
     let output = tests.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);

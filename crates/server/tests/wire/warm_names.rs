@@ -353,7 +353,7 @@ fn no_access_list_is_read_from_the_disk_on_a_network_thread() {
     in_own_process("warm_names::lookups_and_accesses_below_cold_lists");
 }
 
-/// What the network threads of this process had read from disks, in bytes.
+/// The bytes that the network threads of this process have read from disks.
 fn bytes_read_on_network_threads() -> u64 {
     let threads = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
     let read = |thread: std::path::PathBuf| {

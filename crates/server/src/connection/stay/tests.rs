@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// As many as a lane has, or more.
 const LANE_THREADS: usize = 64;
 
-/// What a thread of a lane stays for that only such a thread can do.
+/// The purpose of a stay for calls that only a thread of this lane can perform.
 fn of(lane: LaneKind) -> Purpose {
     Purpose { lane, is_light: false }
 }

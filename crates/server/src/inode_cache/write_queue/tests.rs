@@ -122,7 +122,7 @@ fn writes_do_not_wait_for_a_task_that_has_ended() {
     assert_eq!(queue.len(), 0);
 }
 
-/// What tasks of a test have in common.
+/// The state that the tasks of a test share.
 #[derive(Default)]
 struct Rig {
     queue: Arc<WriteQueue>,

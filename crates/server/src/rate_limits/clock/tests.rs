@@ -93,7 +93,7 @@ fn what_was_not_used_is_given_back_and_places_stay() {
     clock.settle(A, (10, START), 2, START);
     assert_eq!(delay_millis(&mut clock, A, first, START), 1000);
     assert_eq!(delay_millis(&mut clock, A, second, START), 1200);
-    // What was used beyond is for the calls to come.
+    // A later charge is for the calls to come: earlier tags stay.
     clock.charge(A, 50, START);
     assert_eq!(delay_millis(&mut clock, A, first, START), 1000);
     assert_eq!(delay_millis(&mut clock, A, second, START), 2000);
@@ -117,8 +117,8 @@ fn a_charge_adds_no_more_than_the_longest_debt() {
 /// Two calls of 16 s: what one does not use was charged for the other one too.
 #[test]
 fn what_the_longest_debt_has_cut_is_given_back_first() {
-    // What the first one that is settled has used, what is owed then, the second one, and then, in
-    // seconds.
+    // In seconds: the use of the call that is settled first, the debt then, the use of the other
+    // call, and the debt then.
     for (one, owed_by_both, other, owed) in [
         (0, 14, 16, 14),
         (0, 14, 0, 0),

@@ -6,8 +6,7 @@ use super::*;
 
 const SLOTS: u32 = 4;
 
-/// What the model knows of a slot: all calls that began in it, as digests, and the state of the
-/// last.
+/// The model of a slot: all calls that began in it, as digests, and the state of the last.
 #[derive(Clone, Debug, Default)]
 struct Model {
     calls: Vec<u64>,

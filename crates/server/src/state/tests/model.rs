@@ -134,7 +134,7 @@ type Key = (usize, u64, u8);
 
 #[derive(Clone, Debug)]
 struct ModelOpen {
-    /// What was asked for since it was opened or downgraded.
+    /// The access and denial of each OPEN, without those that a downgrade has ended.
     shares: BTreeSet<(u32, u32)>,
     stateid: Stateid,
 }

@@ -186,7 +186,7 @@ pub(crate) fn exchange_id(
     })
 }
 
-/// What a client asks for that reads and writes a megabyte at a time.
+/// The channel attributes of a client that reads and writes a megabyte at a time.
 pub(crate) const CHANNEL: ChannelAttributes = ChannelAttributes {
     header_pad_bytes: 0,
     request_bytes_max: 1_049_620,

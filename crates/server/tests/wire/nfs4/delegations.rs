@@ -38,7 +38,7 @@ struct Holder {
     export: FileHandle,
 }
 
-/// What the server asks a client by a callback.
+/// The request of the server in a callback to a client.
 #[derive(Debug, PartialEq, Eq)]
 enum Asked {
     Nothing,
@@ -117,7 +117,7 @@ impl Holder {
         results.next_with(OperationCode::TestStateid, status).unwrap()
     }
 
-    /// What SEQUENCE reports.
+    /// `sr_status_flags` of a SEQUENCE.
     fn status_flags(&mut self) -> u32 {
         self.session.sequence += 1;
         let call = self.session.sequenced(&Operations::new());
@@ -399,7 +399,7 @@ fn a_holder_changes_attributes_and_names_beside_its_delegation() {
     assert_eq!(holder.session.call(&call).status, Ok(()));
 }
 
-/// What two exports show are two files to a client, by their filehandles.
+/// An object in two exports has two filehandles, so it is two files to a client.
 #[test]
 fn a_holder_that_changes_a_file_through_another_export_returns_its_delegation() {
     let again = "[[export]]\npath = \"$DIR/export\"\nname = \"/again\"\nsquash = \"none\"";

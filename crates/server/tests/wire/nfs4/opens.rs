@@ -407,7 +407,7 @@ fn opens_of_an_export_that_is_not_served_any_more_end() {
     session.ok(&Operations::new().at(kept).op(OperationCode::Close, &close));
 }
 
-/// What SEQUENCE reports, and TEST_STATEID of a stateid.
+/// `sr_status_flags` of a SEQUENCE, and the status of a stateid by TEST_STATEID.
 fn holder_state(session: &mut Session, stateid: Stateid) -> (u32, u32) {
     let stateids = &[stateid][..];
     let test = TestStateidArgs { stateids: stateids.into() };

@@ -11,7 +11,7 @@ use crate::client::Client;
 use crate::fixture::Fixture;
 
 const MIB: u32 = 1 << 20;
-/// What is permitted at once, and some more.
+/// The burst that a limit permits at once, and some more.
 const BURST: Duration = Duration::from_millis(60);
 
 /// The exports `/first` and `/second`, with these limits.

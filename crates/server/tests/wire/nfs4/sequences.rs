@@ -40,7 +40,7 @@ struct File {
 
 struct Open {
     stateid: Stateid,
-    /// What was asked for since it was opened or downgraded.
+    /// The access of each OPEN since it was opened or downgraded.
     asked: BTreeSet<u32>,
 }
 

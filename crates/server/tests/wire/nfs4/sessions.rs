@@ -370,7 +370,7 @@ fn a_listing_that_is_kept_goes_on_to_its_end() {
                 wanted: Bitmap::EMPTY,
             };
             let call = Operations::new().at(export).lookup(len.to_string().as_bytes());
-            // What follows the listing has room, too.
+            // The GETATTR behind the listing has room, too.
             let call = call.op(OperationCode::Readdir, &args).getattr(&[]);
             let mut results = session.call(&call);
             results.skip(&[OperationCode::Putfh, OperationCode::Lookup]);

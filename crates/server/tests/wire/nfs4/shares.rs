@@ -1,4 +1,4 @@
-//! What COMPOUNDs of one client take from others: memory, and the threads of devices.
+//! The shares that COMPOUNDs of one client leave to others: memory, and the threads of devices.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;

@@ -210,7 +210,7 @@ fn a_list_of_extended_attributes_comes_in_parts() {
         if eof {
             break;
         }
-        // What is gone does not move the others.
+        // The removal of a name does not move the other names.
         bed.remove(seen.last().unwrap()).unwrap();
     }
     seen.sort_unstable();

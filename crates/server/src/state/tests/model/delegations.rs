@@ -88,8 +88,8 @@ impl Model {
         Ok(())
     }
 
-    /// What was not returned in time is revoked, and only that; and is forgotten after a while, in
-    /// which its client can learn of it.
+    /// Delegations that were not returned in time are revoked, and only those; they are forgotten
+    /// after a while, in which their client can learn of it.
     pub(super) fn note_revoked(&mut self) {
         let now = self.now();
         let is_cut_off: Vec<_> = (0..CLIENTS).map(|at| self.is_expired(at)).collect();

@@ -9,7 +9,7 @@ pub(super) struct ModelGrant {
     pub(super) through: u8,
     /// That of the owner's lock state, without its seqid.
     state: [u8; 12],
-    /// What the owner held in the range, and has not unlocked since.
+    /// The locks that the owner had in the range before, without those that it has unlocked since.
     pub(super) before: ModelBytes,
     bytes: (usize, usize),
     grant: LockGrant,

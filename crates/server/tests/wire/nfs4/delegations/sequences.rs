@@ -20,7 +20,7 @@ enum Change {
     Rename,
 }
 
-/// Who changes it.
+/// The client or local program that changes a file.
 #[derive(Clone, Copy, Debug)]
 enum Who {
     Holder(usize),

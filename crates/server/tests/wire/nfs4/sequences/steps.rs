@@ -38,7 +38,7 @@ pub(super) enum Kind {
     Intrude,
 }
 
-/// What a client does with a name or the file behind it.
+/// An action of a client on a name or the file behind it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Step {
     pub(super) actor: usize,
