@@ -62,7 +62,7 @@ fn switched(config: &Config) -> String {
     text
 }
 
-/// What the server offers beside NFS, as the end of the same sentence.
+/// The services beside NFS, as the end of the same sentence.
 fn offered(config: &Config) -> String {
     let mut text = String::new();
     if config.portmap() {

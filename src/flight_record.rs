@@ -15,7 +15,7 @@ use server::report::{Monitor, RequestRecord};
 
 /// The file in the state directory.
 const FILE: &str = "requests-at-panic.txt";
-/// What panics meanwhile is in the file of the first one.
+/// Panics within this time after one that was recorded are not recorded.
 const PAUSE: Duration = Duration::from_secs(60);
 /// How long a panic waits for the file: the process may end with it.
 const WRITE_TIME_MAX: Duration = Duration::from_secs(2);

@@ -6,7 +6,7 @@ use rustix::thread::{
     remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
 };
 
-/// What acting as a client's user takes, opening handles, and a port below 1024.
+/// Capabilities for acting as a client's user, handles, delegations, and ports below 1024.
 const KEPT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::DAC_READ_SEARCH)

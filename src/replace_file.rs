@@ -32,7 +32,7 @@ fn exchange(file: &Path, bytes: &[u8]) -> io::Result<File> {
     let new = unfinished(file);
     let written = write(&new, bytes, &metadata).and_then(|()| fs::rename(&new, file));
     if written.is_err() {
-        // What there is of it; the error above is the one to report.
+        // The new file may be there; the error above is the one to report.
         let _ = fs::remove_file(&new);
     }
     written.map(|()| directory)

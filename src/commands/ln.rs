@@ -84,7 +84,7 @@ struct Linker<'a> {
     console: &'a Console,
 }
 
-/// What a link is made to.
+/// The target of a link.
 enum Source {
     /// A file of the export, and its path there.
     File(Node, Vec<u8>),

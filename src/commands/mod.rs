@@ -149,7 +149,8 @@ fn start_tracing(console: &Arc<Console>) {
     remarks(filter, move || Remark(Arc::clone(&console))).init();
 }
 
-/// What writes the client's events. A server that causes many is limited as in the server's log.
+/// The subscriber that writes the client's events. Those that one server causes are limited in
+/// number as in the server's log.
 fn remarks<W>(filter: EnvFilter, writer: W) -> impl Subscriber
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
@@ -245,7 +246,7 @@ mod tests {
 
     use super::*;
 
-    /// What was written.
+    /// Everything written so far.
     #[derive(Clone, Default)]
     struct Lines(Arc<Mutex<Vec<u8>>>);
 

@@ -27,11 +27,11 @@ pub(super) struct Files {
     connect: ConnectOptions,
 }
 
-/// What a command sets of a file.
+/// The attributes that a command sets, and the messages for the outcome.
 pub(super) trait Change {
     const ORDER: Order;
 
-    /// What to set; none if the file is to be left alone.
+    /// The attributes to set; none if the file is to be left alone.
     fn attributes(&self, found: &Found) -> Option<SetAttributes>;
 
     /// Reports an outcome.

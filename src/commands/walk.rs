@@ -21,7 +21,7 @@ pub(super) struct Found {
     pub(super) shown: Shown,
 }
 
-/// What a walk comes to.
+/// A file that a walk yields.
 pub(super) enum Step {
     /// A directory, before what is in it. It is not read before the next step is asked for.
     Enter(Found),

@@ -33,7 +33,7 @@ pub(crate) enum AskError {
     Answer {
         /// Its control socket.
         socket: PathBuf,
-        /// What is wrong with it.
+        /// The decoder's error.
         error: serde_json::Error,
     },
     /// It refused.
@@ -146,8 +146,8 @@ fn time_until(deadline: Instant) -> io::Result<Duration> {
     }
 }
 
-/// What a server sends. A deadline is one for all reads together: a server that sends its answer
-/// byte by byte has no more time than another.
+/// The stream of a server's reply. One deadline holds for all reads together: a server that sends
+/// its reply byte by byte has no more time than another.
 struct Answer {
     stream: UnixStream,
     deadline: Option<Instant>,

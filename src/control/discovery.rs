@@ -35,7 +35,7 @@ pub(crate) enum FindError {
     /// None with this socket, state directory, configuration file or process.
     #[error("no server matches {which}; {}", those_that_run(running))]
     NoSuch {
-        /// What was given.
+        /// The socket, directory, file or process of the command line.
         which: String,
         /// Those that run.
         running: Vec<Running>,
@@ -125,7 +125,7 @@ pub(crate) fn find(which: Option<&str>) -> Result<PathBuf, FindError> {
         Some(which) => named(which, &own, &others),
     };
     found.map_err(|error| match (error, denied) {
-        // What is not found may be one of those that this user may not ask.
+        // The server that is not found may be one of those that this user may not ask.
         (FindError::None, Some(state_dir)) => FindError::Denied { state_dir },
         (FindError::NoSuch { running, .. }, Some(state_dir)) if running.is_empty() => {
             FindError::Denied { state_dir }

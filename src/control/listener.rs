@@ -46,7 +46,7 @@ pub(crate) struct Change {
     pub(crate) reply: oneshot::Sender<Result<Value, String>>,
 }
 
-/// What is to be changed.
+/// The changes of the configuration that a request can make.
 pub(crate) enum ChangeCommand {
     Set { export: Option<String>, settings: Vec<String>, save: bool },
     Reload,
@@ -54,7 +54,7 @@ pub(crate) enum ChangeCommand {
 
 /// The control socket of a server; it ends when this is dropped.
 pub(crate) struct Control {
-    /// What the main thread has to do. Never ends.
+    /// Changes for the main thread to make. The channel stays open.
     pub(crate) changes: mpsc::Receiver<Change>,
     socket: Option<PathBuf>,
     /// The thread waits for this to be dropped.
@@ -70,7 +70,7 @@ impl Drop for Control {
     }
 }
 
-/// What all requests are served from.
+/// State that all requests share.
 struct Service {
     monitor: Monitor,
     config: Option<PathBuf>,
@@ -117,7 +117,7 @@ pub(crate) fn start(
 }
 
 fn bind(path: &Path) -> io::Result<StdListener> {
-    // What an earlier server of this directory has left. The lock excludes one that runs.
+    // An earlier server of this directory may have left a socket. The lock excludes one that runs.
     if fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
         fs::remove_file(path)?;
     }

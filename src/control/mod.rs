@@ -32,7 +32,7 @@ pub(crate) struct Request {
     pub(crate) command: Command,
 }
 
-/// What is asked for.
+/// The command of a request, and its arguments.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "snake_case")]
 pub(crate) enum Command {
@@ -76,7 +76,7 @@ pub(crate) enum Command {
     },
 }
 
-/// What follows the reply to [`Command::Trace`].
+/// A line after the reply to [`Command::Trace`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum TraceMessage {
@@ -87,7 +87,7 @@ pub(crate) enum TraceMessage {
     },
 }
 
-/// What [`Command::Set`] has changed.
+/// The result of [`Command::Set`].
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct SetDone {
     /// A summary; empty if all was so before.
@@ -98,7 +98,7 @@ pub(crate) struct SetDone {
     pub(crate) overridden: Vec<String>,
 }
 
-/// What [`Command::Reload`] has changed.
+/// The result of [`Command::Reload`].
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ReloadDone {
     /// A summary.

@@ -30,7 +30,7 @@ struct Levels {
     handle: reload::Handle<EnvFilter, Registry>,
     /// That of the start.
     first: String,
-    /// What was changed since, a part once.
+    /// Module and level of the changes since then, each module once.
     changed: Mutex<Vec<(String, String)>>,
 }
 

@@ -68,7 +68,7 @@ type Failure = Box<dyn Error>;
 
 /// How far a command has come.
 enum Done {
-    /// What it had to print was written, or was not.
+    /// The result of writing its output.
     Printed(io::Result<()>),
     /// It has failed after it had printed.
     Failed(Failure),

@@ -272,7 +272,7 @@ fn a_stdout_that_is_closed_is_an_error_for_what_prints() {
         assert_eq!(output.status.code(), Some(1), "{args:?}: {stderr}");
         assert!(stderr.ends_with(&format!(": {sentence}\n")), "{args:?}: {stderr}");
     }
-    // What prints nothing needs no stdout.
+    // A command that prints nothing needs no stdout.
     let output = run_without_stdout(&["cp", &file, &copy]);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
 }

@@ -388,7 +388,7 @@ fn without_a_server_the_sentence_is_clear() {
         1,
         &format!("no server matches {}; ", place.text("state")),
     );
-    // What a killed server leaves.
+    // A killed server leaves its socket.
     let mut running = Running::start(serve_directory(&place), 1);
     running.child.kill().unwrap();
     running.child.wait().unwrap();

@@ -1,4 +1,4 @@
-//! What an installed server meets: the watchdog and the sockets of a service manager, the
+//! The surroundings of an installed server: the watchdog and the sockets of a service manager, the
 //! privileges that it keeps, and the files of `contrib`.
 
 use std::fs;

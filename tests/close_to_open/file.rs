@@ -10,7 +10,7 @@ use crate::versions::{CELLS, UNIT_BYTES, Versions};
 
 const PAGE_UNITS: usize = 4096 / UNIT_BYTES;
 
-/// Who may write a region.
+/// The kind of a region, which determines the operations that may change it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Cells, one byte each.

@@ -7,13 +7,13 @@
 //! mounts (as root), and programs of this machine that write, cut, store and rename without the
 //! server.
 //!
-//! What no server outside of the kernel can promise is left out. The kernel gives a local change
-//! its time when it begins, and no reader can see that its data is still to come; so raw clients do
-//! not keep what they read or looked up while a local change of the same object was at work, and
-//! files of the mounts get a new time behind each. Local changes and changes by clients to one
-//! object exclude each other, since the kernel does not say whose a time is. What overlaps is read,
-//! and judged, all the same. On a tmpfs, whose directories keep their times over some changes, no
-//! names are cached, and nothing is stored through mappings.
+//! Promises that no server outside of the kernel can keep are left out. The kernel gives a local
+//! change its time when it begins, and no reader can see that its data is still to come; so raw
+//! clients do not keep what they read or looked up while a local change of the same object was at
+//! work, and files of the mounts get a new time behind each. Local changes and changes by clients
+//! to one object exclude each other, since a time does not identify the change that it is of. Reads
+//! that overlap a change are judged all the same. On a tmpfs, whose directories keep their times
+//! over some changes, no names are cached, and nothing is stored through mappings.
 //!
 //! Each test prints its seed. `docs/testing.md` describes how to run for an hour and how to repeat.
 

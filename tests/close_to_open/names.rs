@@ -168,7 +168,7 @@ fn any_change<'a>(
 #[derive(Default)]
 struct Cache {
     stamp: Stamp,
-    /// What is known of names: their file, or that they are missing.
+    /// The files of known names; `None` for a name that is missing.
     names: HashMap<usize, Option<u64>>,
 }
 

@@ -20,7 +20,7 @@ const READS_BYTES: [usize; 4] = [4096, 65_536, 1 << 20, 4 << 20];
 /// Of one open, so that short READs do not take all the time.
 const READS_MAX: usize = 8;
 
-/// What a client holds of one file.
+/// A client's cache of one file: its stamp, and the versions of the items that were read.
 struct Cache {
     stamp: Stamp,
     seen: Vec<Option<u32>>,

@@ -1,4 +1,4 @@
-//! What may be read from one file: the versions of its items, and the bytes of each version.
+//! The legal contents of one file: the versions of its items, and the bytes of each version.
 //!
 //! An item is a cell of one byte or a unit of 512 bytes. A change gives each item that it touches
 //! the next version: an odd one is data, an even one is a hole (zeros, or behind the end of the
@@ -103,7 +103,7 @@ impl Versions {
         }
     }
 
-    /// What was begun for `items` has been promised.
+    /// Notes that the changes begun for `items` have been promised.
     pub(crate) fn acknowledge(&self, items: &Range<usize>) {
         for item in &self.items[items.clone()] {
             item.acknowledged.store(item.begun.load(Ordering::SeqCst), Ordering::SeqCst);
@@ -123,7 +123,7 @@ impl Versions {
         data.extend(self.word(item, version).repeat(UNIT_BYTES / WORD_BYTES));
     }
 
-    /// What a unit is full of: its version, and that mixed with its place.
+    /// The word that fills a unit: its version, and that mixed with its place.
     fn word(&self, item: usize, version: u32) -> [u8; WORD_BYTES] {
         let place = self.file << 48 | item as u64;
         let sum = scramble(place ^ scramble(u64::from(version)));

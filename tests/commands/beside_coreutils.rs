@@ -11,7 +11,7 @@ use crate::skip::skip;
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// What both work on. Names of what is not there begin with `no`.
+/// Makes the tree that both work on. Names that begin with `no` are not in it.
 fn furnish(root: &Path) {
     for dir in ["dir/sub/deep", "other/dir", "empty", "file-in/file"] {
         fs::create_dir_all(root.join(dir)).unwrap();

@@ -38,7 +38,7 @@ pub(crate) fn run<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Output 
     spillway().args(args).output().unwrap()
 }
 
-/// What the program prints on a terminal; `None` where none can be made.
+/// The program's output on a terminal; `None` where none can be made.
 pub(crate) fn on_terminal(args: &[&str]) -> Option<String> {
     let words = args.iter().map(|word| format!(" '{word}'")).collect::<String>();
     let command = format!("{}{words}", env!("CARGO_BIN_EXE_spillway"));
@@ -51,7 +51,7 @@ pub(crate) fn on_terminal(args: &[&str]) -> Option<String> {
     }
 }
 
-/// What was printed, which is text.
+/// The output as text, which it must be.
 pub(crate) fn text(output: &[u8]) -> &str {
     std::str::from_utf8(output).unwrap()
 }

@@ -16,7 +16,7 @@ pub(crate) struct Gate {
     accepting: Option<JoinHandle<()>>,
 }
 
-/// What may still pass.
+/// The bytes that may still pass.
 struct Passage {
     /// Bytes, of all connections and both directions.
     left: Mutex<u64>,

@@ -21,7 +21,7 @@ use crate::fixture::{assert_exit, run, succeeded, text};
 /// More than any call that is not a WRITE.
 const CALL_BYTES_MAX: usize = 16 << 10;
 
-/// What is below each directory: in the first four trees one entry, a directory `d`.
+/// The entries below each directory: in the first four trees one, a directory `d`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tree {
     /// The root has its entry again and again.
@@ -204,7 +204,7 @@ impl Tree {
         }
     }
 
-    /// What is behind the entry of a directory.
+    /// The depth of the directory `d` in the one at `depth`.
     fn below(self, depth: u64) -> u64 {
         match self {
             Self::RepeatedCookies | Self::Endless | Self::Removed => depth + 1,

@@ -20,7 +20,7 @@ use crate::relay::{Message, relay};
 use crate::skip::skip;
 
 const MIB: u64 = 1 << 20;
-/// What `cp` commits at once.
+/// Bytes that `cp` commits at once.
 const PIECE: u64 = 32 * MIB;
 
 fn begin(args: &[&str]) -> Child {
@@ -99,7 +99,7 @@ fn a_killed_copy_from_a_server_is_resumed() {
     assert_ne!(byte_at(&there, 7), byte_at(&here, 7), "the beginning was fetched again");
     flip_byte_at(&here, 7);
     assert_same_data(&there, &here);
-    // What is not the beginning of the source is not built upon.
+    // A file that does not begin as its source does is copied anew.
     let file = File::options().write(true).open(&here).unwrap();
     file.write_all_at(&vec![0; 64 << 20], 0).unwrap();
     succeeded(run(["cp", "--resume", &server.url("there"), here_text]));

@@ -1,4 +1,4 @@
-//! What the FUSE file systems of tests share.
+//! Attributes that the FUSE file systems of tests share.
 
 use std::time::UNIX_EPOCH;
 

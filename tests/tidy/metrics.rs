@@ -8,7 +8,7 @@ use server::report::metric_names;
 
 use crate::root;
 
-/// What a name of a histogram ends in.
+/// The suffixes of a histogram's series.
 const PARTS: [&str; 3] = ["_bucket", "_sum", "_count"];
 
 fn names() -> BTreeSet<String> {

@@ -29,7 +29,7 @@ struct Module {
     items: BTreeSet<String>,
     /// Paths that the module imports or names in full.
     paths: Vec<Names>,
-    /// What its `use` declarations call things.
+    /// The paths of its `use` declarations, by the names that they bind.
     bindings: BTreeMap<String, Names>,
     /// Those of the bindings that others may import from here.
     exports: BTreeSet<String>,
@@ -339,7 +339,7 @@ impl fmt::Display for ModuleId {
 mod tests {
     use super::*;
 
-    /// What the module `a` of a crate with this `text` imports, among `b`, `b::c` and `d`.
+    /// The imports of a module `a` with this `text`, in a crate that also has `b`, `b::c` and `d`.
     fn imports_of(text: &str) -> Vec<String> {
         let common = "
             mod b {

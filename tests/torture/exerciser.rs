@@ -24,7 +24,7 @@ struct Exerciser {
     file: FileHandle,
     local: File,
     model: Vec<u8>,
-    /// What WRITEs take their data from, each from another place.
+    /// Random bytes. Each WRITE takes its data from another place in them.
     noise: Vec<u8>,
     random: Random,
     modes: ModePair,
@@ -202,7 +202,7 @@ impl Exerciser {
         }
     }
 
-    /// What was read at `offset` must be all that the model has there, up to `bytes`.
+    /// The bytes read at `offset` must be all that the model has there, up to `bytes`.
     fn compare(&self, what: &str, offset: usize, read: &[u8], bytes: usize) {
         let start = offset.min(self.model.len());
         let model =

@@ -1,4 +1,4 @@
-//! What was done lately, for the report of a wrong byte.
+//! The latest steps of the workload, for the report of a wrong byte.
 
 use std::collections::VecDeque;
 use std::fmt::{self, Write as _};

@@ -1,4 +1,4 @@
-//! Who may write where: each file is divided into regions, and a writer owns one at a time.
+//! The right to write to a file: it is divided into regions, and a writer owns one at a time.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,9 +11,9 @@ const PAGE_BYTES: u64 = 4096;
 /// Where the first unit is aligned, each so many units are.
 const PAGE_UNITS: usize = 4096 / UNIT_BYTES;
 
-/// What is never cut off.
+/// Bytes that are never cut off.
 const BODY_BYTES: u64 = 8 << 20;
-/// What truncations move the end of the file about in.
+/// Bytes behind those, in which truncations move the end of the file about.
 const TAIL_BYTES: u64 = 2 << 20;
 
 /// A part of a file that has one writer at a time. It begins and ends anywhere, so neighbours share
@@ -73,7 +73,7 @@ impl Layout {
         while next < body {
             let bytes = Self::random_len(random);
             if random.percent(15) {
-                // What lies between a page boundary and the nearest unit is never written again.
+                // Bytes between a page boundary and the nearest unit are never written again.
                 let start = oracle.position(next).next_multiple_of(PAGE_BYTES);
                 let end = (start + bytes).next_multiple_of(PAGE_BYTES);
                 if end <= oracle.position(body) {
@@ -114,7 +114,7 @@ impl Layout {
         0..self.tail[0].units.start
     }
 
-    /// What the file holds before anyone else sees it: the body, and nothing of the tail.
+    /// The first content of the file, before any other thread sees it: head and body, no tail.
     pub(crate) fn first_content(&self) -> Vec<u8> {
         let mut bytes = self.oracle.head();
         bytes.extend(self.oracle.begin_writing(&self.body()));

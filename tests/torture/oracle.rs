@@ -1,11 +1,11 @@
-//! What may legally be read from a file that many write.
+//! The bytes that may legally be read from a file with many writers.
 //!
 //! A file is a row of units of 32 bytes behind a few bytes that shift all of them off every
 //! alignment. Whatever changes a unit gives it the next *version*; a unit holds its stamp, which is
 //! a function of file, position and version, so every byte of it is known. The writer counts a
-//! version as *begun* before it asks for the change and as *acknowledged* once it was promised.
-//! A reader notes the acknowledged versions before it asks and looks at the begun ones after the
-//! answer: what it got must be a version between the two. If there is but one, all of it must be
+//! version as *begun* before it asks for the change and as *acknowledged* once it was promised. A
+//! reader notes the acknowledged versions before it asks, and the begun ones after the answer: the
+//! unit that it got must be of a version between the two. If there is but one, all of it must be
 //! there; if a change was in flight, each byte must be that of one of those versions.
 //!
 //! Only one may change a unit at a time; the callers see to that with the locks of
@@ -19,12 +19,12 @@ use crate::random::scramble;
 
 pub(crate) const UNIT_BYTES: usize = 32;
 
-/// What stands before the first unit, from the file's creation to its end.
+/// The value of the bytes before the first unit, from the file's creation to its end.
 const HEAD_BYTE: u8 = 0x5f;
 /// As many contents fit beside a version into 64 bits.
 const HISTORY_VERSIONS: u32 = 16;
 
-/// What a version makes of a unit.
+/// The content of a unit in one of its versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Content {
     Stamp,
@@ -158,14 +158,14 @@ impl Oracle {
         data
     }
 
-    /// What was begun for `units` has been promised.
+    /// Notes that the changes begun for `units` have been promised.
     pub(crate) fn acknowledge(&self, units: Range<usize>) {
         for unit in &self.units[units] {
             unit.acknowledge();
         }
     }
 
-    /// What was cut off has been promised to be.
+    /// Notes that the cut of the units from `cut` on has been promised.
     pub(crate) fn acknowledge_cut(&self, cut: usize) {
         self.acknowledge(cut..self.units.len());
     }
@@ -318,7 +318,7 @@ impl Look<'_> {
         let (newest, history) = self.oracle.units[unit].begun();
         (acknowledged..=newest).map(move |version| {
             let age = newest - version;
-            // What is too old to be remembered may have been anything.
+            // A version too old for the history may have had any content.
             let content = if age < HISTORY_VERSIONS {
                 Content::from_bits(history >> (2 * age))
             } else {
@@ -534,7 +534,7 @@ mod tests {
         fixture.read().unwrap();
         fixture.bytes.resize(cut + 640, 0);
         fixture.read().unwrap();
-        // What was there before the cut comes back.
+        // Bytes from before the cut come back.
         fixture.bytes[cut + 320..].copy_from_slice(&whole[cut + 320..cut + 640]);
         fixture.assert_wrong(160, "version 1");
     }

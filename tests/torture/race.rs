@@ -59,7 +59,7 @@ impl Round {
         start..start + self.bytes
     }
 
-    /// What one side writes: other words in every round.
+    /// The bytes that one side writes: other words in every round.
     fn data(&self, side: usize) -> Vec<u8> {
         let word = scramble(self.number << 1 | side as u64).to_ne_bytes();
         let mut data = word.repeat(self.bytes.div_ceil(word.len()));

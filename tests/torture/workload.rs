@@ -52,7 +52,7 @@ pub(crate) struct Workload {
     ending: AtomicBool,
 }
 
-/// What one thread does until the end.
+/// The work of one thread until the end.
 type Work<'a> = Box<dyn FnOnce() + Send + 'a>;
 
 /// How often what was done, so that a run that did nothing is seen to have done nothing.

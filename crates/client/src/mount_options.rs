@@ -38,7 +38,7 @@ pub struct FuseOptions {
     pub flags: MountFlags,
 }
 
-/// What becomes of an unknown option.
+/// The treatment of an unknown option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unknown {
     /// It is an error.
@@ -59,7 +59,7 @@ pub enum LookupCache {
     None,
 }
 
-/// What the kernel allows on the files of a mount.
+/// Uses of the files of a mount that the kernel allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MountFlags {
     /// Device files.

@@ -170,7 +170,7 @@ pub struct ChangeStamps(Mutex<State>);
 struct State {
     /// Changes at work: one alone, or any number that share the inode.
     at_work: usize,
-    /// What those explain, or did until the last one ended.
+    /// Lengths and times that those can give the inode; kept when the last one has ended.
     own: Option<Own>,
     /// The stamp shown while a change is in progress. Kept after it, for replies whose attributes
     /// were read before it ended.
@@ -179,7 +179,7 @@ struct State {
     ended: Option<Moment>,
 }
 
-/// What the changes at work explain.
+/// Lengths and times that the changes at work can give the inode.
 #[derive(Clone, Debug)]
 struct Own {
     lengths: Lengths,
@@ -197,7 +197,7 @@ struct CallTimes {
     until: i128,
 }
 
-/// What others see while a change is at work.
+/// The stamp that others see while a change is at work.
 #[derive(Clone, Copy, Debug)]
 struct Shown {
     stamp: Stamp,

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::byte_range::OFFSET_MAX;
 
-/// What to do with a range.
+/// An operation on a range: `l_type` of `struct flock`, fcntl(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OfdLock {
     /// Lock it shared. The descriptor must be readable.

@@ -26,7 +26,7 @@ const CHUNK_LASTS: Duration = Duration::from_secs(2);
 /// long window.
 const CACHED_CHUNKS_MAX: usize = 8;
 
-/// What of one file is read into the page cache before it is asked for.
+/// The read-ahead of one file into the page cache: its streams, and the chunks read lately.
 #[derive(Default)]
 pub struct Prefetch {
     /// Held while a few entries are examined.

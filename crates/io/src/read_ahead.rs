@@ -341,7 +341,7 @@ pub struct Fill {
 }
 
 impl Fill {
-    /// What to read.
+    /// The bytes of the file to read.
     #[must_use]
     pub fn range(&self) -> ByteRange {
         self.chunk.range
@@ -377,7 +377,7 @@ pub struct WatchedFill {
 }
 
 impl WatchedFill {
-    /// What to read.
+    /// The bytes of the file to read.
     #[must_use]
     pub fn range(&self) -> ByteRange {
         self.fill.range()

@@ -165,7 +165,7 @@ impl fmt::Debug for AuthFlavors<'_> {
 pub struct MountEntry<'a> {
     /// The client, at most [`NAME_BYTES_MAX`].
     pub hostname: &'a [u8],
-    /// What it mounted, at most [`PATH_BYTES_MAX`].
+    /// The mounted directory, at most [`PATH_BYTES_MAX`].
     pub directory: &'a [u8],
 }
 
@@ -182,7 +182,7 @@ pub type MountList<'a> = List<'a, MountEntry<'a>>;
 pub struct ExportNode<'a> {
     /// The exported directory, at most [`PATH_BYTES_MAX`].
     pub directory: &'a [u8],
-    /// Who may mount it; everybody when empty.
+    /// The clients that may mount it; all clients when empty.
     pub groups: List<'a, Group<'a>>,
 }
 

@@ -85,7 +85,7 @@ pub struct RpcbEntry<'a> {
     pub netid: &'a [u8],
     /// A universal address, see [`universal_address`].
     pub address: &'a [u8],
-    /// Who registered it.
+    /// The name of the user that registered it.
     pub owner: &'a [u8],
 }
 

@@ -295,7 +295,7 @@ impl Writer {
         self.bytes[at..at + UNIT_BYTES].copy_from_slice(&value.to_be_bytes());
     }
 
-    /// What was written so far.
+    /// The bytes written so far.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         &self.bytes

@@ -23,7 +23,7 @@ use proto::oncrpc::{AcceptStat, ReplyHeader, decode_call};
 use proto::xdr::{Decode, DecodeError, Encode, Reader, Writer};
 use proto::{mount3, nfs3, nfs4, portmap};
 
-/// What to do with the bytes behind an RPC header: decode, encode again, render.
+/// The steps for the bytes behind an RPC header: decode, encode again, render.
 type Body = fn(&mut Reader<'_>, &mut Writer) -> Result<String, DecodeError>;
 
 struct Procedure {
@@ -300,7 +300,7 @@ fn results(r: &mut Reader<'_>, w: &mut Writer) -> Result<String, DecodeError> {
         let status = r.clone().u32("nfsstat4")?;
         let result = (operation.result)(r, w)?;
         write!(text, "\n{:?} {result}", operation.code).expect("a String takes all");
-        // What stands behind a failure.
+        // SETATTR's attrsset, which follows any status, and LOCK4denied are not part of `result`.
         let rest: Option<Body> = match operation.code {
             nfs4::OperationCode::Setattr => Some(body!(nfs4::Bitmap)),
             nfs4::OperationCode::Lock | nfs4::OperationCode::Lockt

@@ -47,7 +47,7 @@ pub struct RecordStream {
     marks: u32,
     record_bytes_max: u64,
     head: Vec<u8>,
-    /// What lies behind this in the head is payload.
+    /// Bytes of `head` that were decoded or passed on; payload follows them.
     head_used: usize,
     /// Bytes of the record's payload so far, which decide how much is read from the socket at once.
     payload_bytes: usize,

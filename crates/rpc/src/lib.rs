@@ -5,7 +5,7 @@
 //! - [`server`]: inbound calls, with payloads received where they belong, and their replies;
 //! - [`blocking`]: records on a thread of their own, with payloads that are not copied.
 //!
-//! What a message means is decoded by `proto`; which programs there are is the caller's affair.
+//! Messages are decoded by `proto`; the caller has the programs.
 #![forbid(unsafe_code)]
 
 pub mod blocking;

@@ -37,7 +37,7 @@ pub struct Fragments {
     bytes_max: u64,
 }
 
-/// What comes next in a record.
+/// The next part of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// A mark.
@@ -55,7 +55,7 @@ impl Fragments {
         Self { left: 0, is_last: false, bytes: 0, bytes_max }
     }
 
-    /// What comes next.
+    /// The part behind those taken so far.
     #[must_use]
     pub fn next(&self) -> Next {
         match self.left {

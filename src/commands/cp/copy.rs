@@ -65,8 +65,8 @@ impl Copier {
             }
             return;
         }
-        // What is in a tree replaces what is there, also the copies of the arguments before it:
-        // they have to be complete.
+        // The files of a tree replace existing ones, also the copies of the arguments before it:
+        // those have to be complete.
         self.wait().await;
         let ancestors = Arc::new(Ancestors::root(from.handle(), &from.attributes));
         if let Some(pending) = self.dir(from, ancestors, &target).await {

@@ -33,7 +33,7 @@ pub(super) struct FileCopier {
 /// The existing file at the destination.
 struct ExistingFile {
     file: Entry,
-    /// What [`ExistingFile::file`] names, if that is a link's target here.
+    /// Keeps the path of [`ExistingFile::file`] valid, if that is the target of a link here.
     _pin: Option<OwnedFd>,
 }
 
@@ -284,7 +284,7 @@ impl FileCopier {
     ) -> Reported<Option<Opened<'_>>> {
         if let Some(ExistingFile { file, .. }) = existing {
             let opened = async {
-                // What an interrupted copy has left has the mode of its source, perhaps read-only.
+                // A file left by an interrupted copy has the mode of its source, perhaps read-only.
                 if !(self.options.resume && resume::may_go_on(from, file)) {
                     file.may_write().await?;
                 }
@@ -348,8 +348,9 @@ impl FileCopier {
     }
 }
 
-/// What was made like `from`, or, where the call was answered by EXIST, what is there if it is the
-/// same: a restarted server has lost its reply cache and returns EXIST when the call is sent again.
+/// The file made like `from`, or, where the call was answered by EXIST, the existing one if it is
+/// the same: a restarted server has lost its reply cache and returns EXIST when the call is sent
+/// again.
 async fn found_if_like(from: &Entry, target: &TargetName, made: Result<Entry>) -> Result<Entry> {
     match made {
         Err(exists) if exists.errno() == Errno::EXIST && target.is_remote() => {

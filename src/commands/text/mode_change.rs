@@ -122,7 +122,7 @@ fn class_bits(class: char) -> u32 {
     }
 }
 
-/// What the letters mean for all classes; a class as the only letter stands for its bits.
+/// The bits of the letters, for all classes; a class as the only letter stands for its bits.
 fn permissions(letters: &str) -> Option<Permissions> {
     match letters {
         "u" => return Some(Permissions::CopiedFrom(6)),

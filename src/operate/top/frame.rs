@@ -20,9 +20,9 @@ const NAME_COLUMNS: usize = 22;
 /// Reasons that are shown of READs, and of WRITEs.
 const REASONS_MAX: usize = 3;
 
-/// What a view shows.
+/// The data of a view.
 pub(super) struct Frame<'a> {
-    /// What was counted between two looks.
+    /// The latest sample, with the counts since the one before.
     pub(super) work: &'a Sample,
     pub(super) uptime_us: u64,
     pub(super) devices: &'a [Load],

@@ -97,7 +97,7 @@ fn plain(lines: &[String]) -> String {
     lines.iter().map(|line| format!("{}\n", line.trim_end())).collect::<String>() + "\n"
 }
 
-/// What is watched, at the last look and at the one before.
+/// The counters of the server and of its devices, at the latest sample and the one before.
 struct Watched {
     before: Sample,
     now: Sample,

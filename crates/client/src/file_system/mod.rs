@@ -32,7 +32,7 @@ pub struct FileSystem {
     shared: Arc<MountedExport>,
 }
 
-/// What all users of the mount share.
+/// State that all users of the mount share.
 #[derive(Debug)]
 struct MountedExport {
     inodes: Arc<InodeTable>,

@@ -7,7 +7,7 @@ use proto::nfs3::Attributes;
 use crate::cache::attributes::{self, AttributeCache, AttributeTimeouts};
 use crate::cache::change::{Attribution, Change, ChangeTracker, Moment};
 
-/// What is known of an object.
+/// The attributes of an object, and the order and attribution of its changes.
 pub(super) struct Known {
     pub(super) attributes: AttributeCache,
     pub(super) tracker: ChangeTracker,
@@ -15,7 +15,8 @@ pub(super) struct Known {
     pub(super) disturbed_at: Instant,
 }
 
-/// What was known of an object before a call, for [`Known::is_latest`].
+/// The change stamp of an object and the number of foreign changes before a call, for
+/// [`Known::is_latest`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KnownBefore {
     change: Change,

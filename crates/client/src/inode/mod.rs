@@ -400,7 +400,7 @@ impl Inode {
         self.known().attributes.latest().into()
     }
 
-    /// What is known, to be taken before a call, for [`is_latest`](Self::is_latest).
+    /// The known state, to be taken before a call, for [`is_latest`](Self::is_latest).
     pub(crate) fn before_call(&self) -> KnownBefore {
         self.known().before_call()
     }
@@ -518,7 +518,7 @@ impl Inode {
         }
     }
 
-    /// What the inodes of the mount share.
+    /// The state that the inodes of the mount share.
     pub(crate) fn superblock(&self) -> &Superblock {
         self.table.superblock()
     }

@@ -1,4 +1,5 @@
-//! What the inodes of a mount share: options, memory budgets, and what is known of the server.
+//! State that the inodes of a mount share: options, memory budgets, and what is known of the
+//! server.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -46,8 +46,8 @@ impl<T> Handles<T> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner).open.remove(&fh)
     }
 
-    /// What `part` returns of each open object. They are not borrowed beyond this call, so that a
-    /// [`remove`](Self::remove) meanwhile returns the only reference.
+    /// The results of `part` for the open objects. These are not borrowed beyond this call, so that
+    /// a [`remove`](Self::remove) meanwhile returns the only reference.
     pub(super) fn collect<R, C: FromIterator<R>>(&self, part: impl Fn(&T) -> Option<R>) -> C {
         let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         table.open.values().filter_map(|opened| part(opened)).collect()

@@ -261,10 +261,10 @@ impl KernelView {
 /// `S_ISUID` and `S_ISGID`.
 pub(super) const SET_ID_BITS: u32 = 0o6000;
 
-/// What a program needs at most from open(2) to the end of the first GETATTR of a read(2).
+/// The longest time of a program from open(2) to the end of the first GETATTR of a read(2).
 pub(super) const SETTLING: Duration = Duration::from_secs(1);
 
-/// What a program needs at most to execute the reply to a request of its own, on a machine with
+/// The longest time until a program executes the reply to a request of its own, on a machine with
 /// many more programs than processors.
 const SIZE_SETTLING: Duration = Duration::from_secs(10);
 

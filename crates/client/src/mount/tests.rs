@@ -375,7 +375,7 @@ async fn a_request_that_ends_while_it_is_abandoned_is_answered_once() {
         let head = request(node, 0);
         let abandoning = Arc::clone(&session);
         let work = Box::pin(async move {
-            // What waits runs as a task.
+            // A request that waits runs as a task.
             tokio::task::yield_now().await;
             if !ends_first {
                 // As by another thread during the last poll.

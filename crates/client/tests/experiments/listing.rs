@@ -112,8 +112,9 @@ impl Listed {
         }
     }
 
-    /// What so many entries take, in pages of the server's size. A server may leave a little of a
-    /// page free, and need not know that an entry was the last.
+    /// The calls are as many as the pages of the server's size that the entries fill, and at most
+    /// 1 % and one more: a server may leave a little of a page free, and need not know that an
+    /// entry was the last.
     fn assert_explains(&self, seen: &Seen) {
         assert_eq!(seen.from_start, 1);
         let pages = self.numbers.len().div_ceil(self.page_entries_max);

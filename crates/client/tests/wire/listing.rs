@@ -223,7 +223,7 @@ async fn a_long_listing_fetches_the_attributes_that_are_needed() {
     assert!(others <= 50 + too_small, "{others} calls beside {readdirs:?}");
     assert_eq!(readdirs.from_start, 1);
 
-    // Who wants names only pays for the names only.
+    // Entries without attributes are shorter: their listing takes less than half of the calls.
     let (fresh, dir) = large.mount(&options()).await;
     let (listed, names_only) = large.calls_of(list(&fresh, &dir, 0)).await;
     assert_holds_once(&listed, (0..ENTRIES).map(name));

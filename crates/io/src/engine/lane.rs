@@ -36,7 +36,7 @@ pub enum LaneKind {
     Data,
 }
 
-/// What a lane's thread may wait for: one device, and no longer than the lane's purpose allows.
+/// The waits allowed on a lane's thread: for one device, and as long as the lane's purpose allows.
 #[derive(Clone, Copy)]
 struct Waits {
     device: DeviceId,
@@ -44,7 +44,7 @@ struct Waits {
 }
 
 thread_local! {
-    /// What this thread may wait for; `None` outside a lane.
+    /// The waits allowed on this thread; `None` outside a lane.
     static MAY_WAIT: Cell<Option<Waits>> = const { Cell::new(None) };
     /// The lane that this thread serves.
     static SERVES: Cell<*const Shared> = const { Cell::new(std::ptr::null()) };
@@ -104,7 +104,7 @@ pub(super) async fn ask_for_lane(purpose: LaneKind) {
     let mut asked: Option<Instant> = None;
     poll_fn(|context| {
         if let Some(asked) = asked {
-            // What went on where it was has not waited, and has no time of its own.
+            // A task that goes on outside a lane was in no queue: it has no wait to note.
             if MAY_WAIT.get().is_some() {
                 wait::note(asked.elapsed());
             }
@@ -272,7 +272,7 @@ impl Lane {
     /// Runs a task of a client on this thread, which serves the lane. See [`LaneTask::run_here`].
     pub(super) fn run_here(&self, client: ClientId, task: Task, patience: Duration) -> bool {
         let has_ended = LaneTask::new(&self.shared, client, task).run_here(patience);
-        // What the task has left for this thread to take next is not taken soon.
+        // This thread goes on with other work: another one takes the task that it was to take next.
         rouse_owed();
         has_ended
     }

@@ -29,7 +29,7 @@ pub struct WriteBehindFile {
 /// The lock is never held over a system call.
 struct FileState {
     runs: Runs,
-    /// What the window has booked for the file.
+    /// The file's share of the window, as of the latest booking.
     booked: Booked,
     /// The descriptor of the latest write, while anything is in the window.
     fd: Option<Arc<OwnedFd>>,

@@ -34,7 +34,7 @@ pub(super) enum Urgency {
     Draining,
 }
 
-/// What a file has to do next, if nothing presses.
+/// The next work of a file with [`Urgency::Relaxed`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pending {
     /// Whole pages have to be written.
@@ -168,7 +168,7 @@ impl Runs {
         self.dirty.edge_bytes()
     }
 
-    /// What there is to be done when it is due.
+    /// The work at the time that [`due`](Self::due) returns.
     pub(super) fn pending(&self) -> Pending {
         if !self.dirty.has_only_edges() || !self.started.is_empty() {
             Pending::Pages
@@ -420,8 +420,8 @@ impl Runs {
         Some((ranges, edges))
     }
 
-    /// What to begin with: whole pages, ascending, and whether they are those of edges. Two of the
-    /// ranges can share a page.
+    /// The ranges to begin with: whole pages, ascending, and whether they are those of edges. Two
+    /// of the ranges can share a page.
     fn pick(&self, now: Instant, urgency: Urgency) -> (Vec<ByteRange>, bool) {
         let (dirty, age_max) = (&self.dirty, self.limits.age_max);
         let is_overdue = dirty.oldest().is_some_and(|oldest| oldest + age_max <= now);

@@ -1,5 +1,5 @@
-//! What the devices of a window have in common: its sizes, its counters, and the number of those
-//! that it is divided among.
+//! State common to the devices of a window: its sizes, its counters, and the number of active
+//! devices, among which it is divided.
 
 use std::sync::PoisonError;
 

@@ -29,7 +29,7 @@ pub type GetattrReply = Reply<GetattrOk, ()>;
 pub struct SetattrArgs {
     /// The file to change.
     pub object: FileHandle,
-    /// What to set.
+    /// The attributes to set; absent ones stay as they are.
     pub new_attributes: SetAttributes,
     /// `sattrguard3`: change only a file whose ctime is this, else answer NFS3ERR_NOT_SYNC.
     pub guard: Option<Time>,

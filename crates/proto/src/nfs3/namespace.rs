@@ -33,7 +33,7 @@ xdr_struct!(LookupArgs<'a> { what });
 /// Result of LOOKUP.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct LookupOk {
-    /// What the name stands for.
+    /// The handle of the file that the name resolves to.
     pub object: FileHandle,
     /// That file as it is.
     pub object_attributes: Option<Attributes>,
@@ -74,7 +74,7 @@ pub type ReadlinkReply<'a> = Reply<ReadlinkOk<'a>, Option<Attributes>>;
 pub struct CreateArgs<'a> {
     /// The name to create.
     pub where_: DirOp<'a>,
-    /// What to do when it exists, and the new file's attributes.
+    /// The mode, and the new file's attributes or verifier.
     pub how: CreateHow,
 }
 
@@ -152,7 +152,7 @@ xdr_struct!(SymlinkArgs<'a> { where_, attributes, target: opaque(SYMLINK_TARGET_
 pub struct MknodArgs<'a> {
     /// The name to create.
     pub where_: DirOp<'a>,
-    /// What to create.
+    /// The type of the new node, its attributes, and the numbers of a device.
     pub what: MknodData,
 }
 

@@ -27,7 +27,7 @@ pub struct ReadOk<'a> {
     pub count: u32,
     /// Whether the last of them is the last of the file.
     pub eof: bool,
-    /// What was read, borrowed from the record or from the reply's buffer.
+    /// The bytes read, borrowed from the record or from the reply's buffer.
     pub data: &'a [u8],
 }
 

@@ -210,7 +210,7 @@ mod tests {
     const ENTRY_BYTES: u32 = 4 + 8 + 4 + 4 + 8;
     /// The part of it that `dircount` counts.
     const DIR_BYTES: u32 = ENTRY_BYTES - 4;
-    /// What READDIRPLUS adds for no attributes and no handle.
+    /// Bytes that READDIRPLUS adds for absent attributes and an absent handle.
     const PLUS_BYTES: u32 = 4 + 4;
 
     fn attributes() -> Attributes {

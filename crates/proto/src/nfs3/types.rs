@@ -74,7 +74,7 @@ pub type Reply<O, F> = Result<O, Failure<F>>;
 /// The failed arm of a result, RFC 1813 §3.3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure<F> {
-    /// What went wrong.
+    /// The error, never NFS3_OK.
     pub status: Status,
     /// The procedure's `resfail`: `()`, attributes, or what surrounds the change.
     pub body: F,
@@ -157,7 +157,7 @@ xdr_struct!(DeviceSpec { major: u32, minor: u32 });
 /// `fattr3`, RFC 1813 §2.3.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Attributes {
-    /// What the file is.
+    /// Regular file, directory, or another type.
     pub file_type: FileType,
     /// Permission bits, set-id bits and the sticky bit; no type.
     pub mode: u32,

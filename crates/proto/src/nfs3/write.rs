@@ -18,7 +18,7 @@ pub struct WriteArgs<'a> {
     pub count: u32,
     /// How durable the data must be before the reply.
     pub stable: StableHow,
-    /// What to write, borrowed from the record.
+    /// The data, borrowed from the record.
     pub data: &'a [u8],
 }
 
@@ -72,7 +72,7 @@ pub struct WriteHead {
     pub data_len: u32,
 }
 
-/// What the first bytes of a WRITE's arguments show.
+/// The result of [`WriteHead::scan`], from the first bytes of a WRITE's arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteScan {
     /// At least this many bytes of the arguments are needed, more than there are.

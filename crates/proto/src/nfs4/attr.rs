@@ -84,7 +84,7 @@ macro_rules! attributes {
 attributes! {
     /// The attributes that the server supports for the object.
     supported: Bitmap = SUPPORTED_ATTRS 0,
-    /// What the object is.
+    /// Regular file, directory, or another type.
     file_type: FileType = TYPE 1,
     /// `FH4_*`: how long handles last.
     fh_expire_type: u32 = FH_EXPIRE_TYPE 2,
@@ -186,7 +186,7 @@ attributes! {
     mode_umask: ModeUmask = MODE_UMASK 81,
     /// The object can have extended attributes. RFC 8276 §8.2.
     xattr_support: bool = XATTR_SUPPORT 82,
-    /// What OPEN understands. RFC 9754 §3.
+    /// The arguments of OPEN that the server supports. RFC 9754 §3.
     open_arguments: OpenArguments = OPEN_ARGUMENTS 86,
 }
 
@@ -329,7 +329,7 @@ impl Encode for SetTime {
 pub struct ModeUmask {
     /// The mode that the application asked for.
     pub mode: u32,
-    /// What its umask takes away, unless the directory has a default ACL.
+    /// The application's umask, applied to `mode` unless the directory has a default ACL.
     pub umask: u32,
 }
 
@@ -399,7 +399,7 @@ xdr_struct!(GetattrArgs { wanted });
 pub struct SetattrArgs<'a> {
     /// The open by which the length is changed.
     pub stateid: Stateid,
-    /// What to set.
+    /// The attributes to set; absent ones stay as they are.
     pub attributes: RawAttributes<'a>,
 }
 

@@ -60,7 +60,7 @@ pub fn encode_success(w: &mut Writer, operation: OperationCode) {
     w.u32(NFS4_OK);
 }
 
-/// What a COMPOUND is about, as far as its first operations show.
+/// The handles and the main operation of a COMPOUND, as far as its first operations show them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outline<'a> {
     /// That of the first PUTFH.

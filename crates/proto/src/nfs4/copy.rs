@@ -42,7 +42,7 @@ xdr_struct!(CloneArgs {
 /// Arguments of COPY. The source is the saved file handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyArgs {
-    /// What is copied where.
+    /// Stateids, offsets and the number of bytes, as those of CLONE.
     pub range: CloneArgs,
     /// The bytes have to be copied in order.
     pub consecutive: bool,

@@ -87,7 +87,7 @@ impl Encode for CreateKind<'_> {
 /// Arguments of CREATE, §18.4.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct CreateArgs<'a> {
-    /// What to make.
+    /// The type of the object, with the target of a link or the numbers of a device.
     pub kind: CreateKind<'a>,
     /// Its name in the current directory.
     pub name: &'a [u8],

@@ -25,7 +25,7 @@ xdr_struct!(ReadArgs { stateid, offset: u64, count: u32 });
 pub struct ReadOk<'a> {
     /// The range reached the end of the file.
     pub eof: bool,
-    /// What was read.
+    /// The bytes read, borrowed from the record.
     pub data: &'a [u8],
 }
 

@@ -90,7 +90,7 @@ impl EntryEncoder {
     }
 }
 
-/// What stands behind the last entry.
+/// The bytes behind the last entry: FALSE, which ends the list, and `eof`.
 #[must_use]
 pub fn listing_end(eof: bool) -> [u8; LISTING_END_BYTES] {
     let mut end = [0; LISTING_END_BYTES];

@@ -303,7 +303,7 @@ pub struct CreateSessionArgs<'a> {
     pub back: ChannelAttributes,
     /// The program number of callbacks.
     pub callback_program: u32,
-    /// What callbacks may come as.
+    /// The credentials that callbacks may have, at most [`CALLBACK_SECURITY_MAX`].
     pub callback_security: Array<'a, CallbackSecurity, CALLBACK_SECURITY_MAX>,
 }
 
@@ -372,7 +372,7 @@ xdr_enum! {
 pub struct BindConnToSession {
     /// The session.
     pub session: SessionId,
-    /// What the connection is to carry, or carries.
+    /// The channels that the connection is to carry, or carries.
     pub direction: ChannelDirection,
     /// The connection is to change to RDMA, or will.
     pub use_rdma: bool,
@@ -385,7 +385,7 @@ xdr_struct!(BindConnToSession { session, direction, use_rdma: bool });
 pub struct BackchannelCtlArgs<'a> {
     /// The program number of callbacks.
     pub callback_program: u32,
-    /// What callbacks may come as.
+    /// The credentials that callbacks may have, at most [`CALLBACK_SECURITY_MAX`].
     pub callback_security: Array<'a, CallbackSecurity, CALLBACK_SECURITY_MAX>,
 }
 

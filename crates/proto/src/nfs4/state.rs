@@ -233,7 +233,7 @@ pub const TEST_STATEIDS_MAX: usize = 256;
 /// Arguments of `TEST_STATEID`, §18.48.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct TestStateidArgs<'a> {
-    /// What to test.
+    /// The stateids to test, at most [`TEST_STATEIDS_MAX`].
     pub stateids: Array<'a, Stateid, TEST_STATEIDS_MAX>,
 }
 
@@ -259,7 +259,7 @@ pub enum Locker<'a> {
         open: Stateid,
         /// Not used by minor version 1.
         lock_seqid: u32,
-        /// Who locks.
+        /// The owner of the lock.
         owner: LockOwner<'a>,
     },
     /// A further one.
@@ -314,7 +314,7 @@ pub struct LockArgs<'a> {
     pub kind: LockType,
     /// The lock was held before the server restarted.
     pub reclaim: bool,
-    /// What to lock.
+    /// The bytes to lock.
     pub range: LockRange,
     /// For whom.
     pub locker: Locker<'a>,
@@ -325,7 +325,7 @@ xdr_struct!(LockArgs<'a> { kind, reclaim: bool, range, locker });
 /// `LOCK4denied`, §18.10.2: the lock in the way.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct LockDenied<'a> {
-    /// What it covers.
+    /// The bytes that it covers.
     pub range: LockRange,
     /// Shared or exclusive.
     pub kind: LockType,
@@ -340,7 +340,7 @@ xdr_struct!(LockDenied<'a> { range, kind, owner });
 pub struct LocktArgs<'a> {
     /// Shared or exclusive.
     pub kind: LockType,
-    /// What would be locked.
+    /// The bytes to test for a lock in the way.
     pub range: LockRange,
     /// For whom.
     pub owner: LockOwner<'a>,
@@ -357,7 +357,7 @@ pub struct LockuArgs {
     pub seqid: u32,
     /// The owner's locks of the file.
     pub stateid: Stateid,
-    /// What to unlock.
+    /// The bytes to unlock.
     pub range: LockRange,
 }
 

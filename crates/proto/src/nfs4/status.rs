@@ -1,4 +1,4 @@
-//! What an operation fails with.
+//! The errors of NFSv4 operations.
 
 use crate::xdr::xdr_enum;
 

@@ -176,7 +176,7 @@ xdr_struct!(ClientOwner<'a> { verifier, owner_id: opaque(OPAQUE_BYTES_MAX) });
 pub struct OpenOwner<'a> {
     /// In minor version 1 ignored: the session names the client (§18.16.3).
     pub client: ClientId,
-    /// What the client calls the owner.
+    /// The client's name for the owner, at most [`OPAQUE_BYTES_MAX`].
     pub owner: &'a [u8],
 }
 
@@ -187,7 +187,7 @@ xdr_struct!(OpenOwner<'a> { client, owner: opaque(OPAQUE_BYTES_MAX) });
 pub struct LockOwner<'a> {
     /// In minor version 1 ignored in calls: the session names the client (§18.10.3).
     pub client: ClientId,
-    /// What the client calls the owner.
+    /// The client's name for the owner, at most [`OPAQUE_BYTES_MAX`].
     pub owner: &'a [u8],
 }
 

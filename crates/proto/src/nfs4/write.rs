@@ -32,7 +32,7 @@ pub struct WriteArgs<'a> {
     pub offset: u64,
     /// How durable the data must be before the reply.
     pub stable: StableHow,
-    /// What to write, borrowed from the record.
+    /// The data, borrowed from the record.
     pub data: &'a [u8],
 }
 
@@ -109,7 +109,7 @@ impl WritePayload {
     }
 }
 
-/// What the first bytes of a COMPOUND's arguments show.
+/// The result of [`scan_payload`], from the first bytes of a COMPOUND's arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PayloadScan {
     /// At least this many bytes of the arguments are needed, more than there are.
@@ -236,8 +236,8 @@ mod tests {
         SetxattrOption, SlotId,
     };
 
-    /// What Linux sends: SEQUENCE, PUTFH, WRITE, GETATTR. Ends with the data's length, and what
-    /// follows the data.
+    /// The arguments of a COMPOUND as Linux sends it: SEQUENCE, PUTFH, WRITE, GETATTR. Returns the
+    /// bytes up to and including the data's length, and those that follow the data.
     fn linux_write(data_len: u32) -> (Vec<u8>, Vec<u8>) {
         let mut w = Writer::new();
         CompoundHead { tag: b"tag", minor_version: 2, operations: 4 }.encode(&mut w);

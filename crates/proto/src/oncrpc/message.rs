@@ -14,7 +14,7 @@ pub struct CallHeader<'a> {
     pub version: u32,
     /// Procedure of that version.
     pub procedure: u32,
-    /// Who calls.
+    /// The identity that the caller claims.
     pub credential: Credential<'a>,
     /// Flavor of the verifier. Its body is checked against its bound and dropped: no flavor that is
     /// interpreted here has one.
@@ -52,7 +52,7 @@ pub enum CallError {
     BadCredential {
         /// The call to answer.
         xid: u32,
-        /// What to answer.
+        /// The `auth_stat` of the answer.
         stat: AuthStat,
     },
 }
@@ -130,7 +130,7 @@ pub enum ReplyHeader {
     Accepted {
         /// The call that this answers.
         xid: u32,
-        /// What became of it.
+        /// Success, or the reason why the server cannot execute the call.
         stat: AcceptStat,
     },
     /// The call with this transaction id was turned away at the door.

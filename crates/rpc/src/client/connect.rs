@@ -89,7 +89,7 @@ pub(super) async fn connect(
 
 /// Ends a connection that is given up, so that its port can be used again at once: with a reset,
 /// since a connection that is closed in order keeps the pair of addresses for a minute (TIME_WAIT).
-/// What has not arrived is sent again anyway.
+/// Calls without a reply are sent again anyway.
 pub(super) fn reset(stream: TcpStream) {
     // It is only closed in order where that fails, and another port is taken.
     let _ = sockopt::set_socket_linger(&stream, Some(Duration::ZERO));

@@ -32,12 +32,12 @@ pub(super) const SILENCE_MAX: Duration = Duration::from_secs(5);
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 /// A pause is not made longer than this.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
-/// What a reply may hold besides what was asked for: its header, attributes, an entry's handle.
+/// Bytes that a reply may have beside those asked for: its header, attributes, an entry's handle.
 const REPLY_HEAD_BYTES: usize = 64 << 10;
 /// Small replies are read together. Larger than this, the rest of a reply is read to its place.
 const READ_BUFFER_BYTES: usize = 4 << 10;
 
-/// What the connections to one server have in common.
+/// State that the connections to one server share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) address: SocketAddr,

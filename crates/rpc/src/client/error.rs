@@ -7,7 +7,7 @@ use proto::xdr::DecodeError;
 
 use crate::record::TooLong;
 
-/// What a call returns.
+/// The results of a call, or the reason why it has none.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Why a call has no results. Cloned where several wait for one connection.
@@ -25,7 +25,7 @@ pub enum Error {
     /// No connection, or it broke and a soft call gives up.
     #[error("{what}: {source}")]
     Connection {
-        /// What was tried, with the address.
+        /// The failure, with the server's address.
         what: String,
         /// Why it failed.
         source: Arc<std::io::Error>,

@@ -45,7 +45,7 @@ pub struct RpcOptions {
     /// How often a call is sent again until it fails ([`Recovery::Soft`]): after this many times
     /// `timeout` and one. A silent server is reported then at the latest (`Hard`), or after 5 s.
     pub retransmissions: u32,
-    /// What then happens.
+    /// The handling of a call that has no reply by then.
     pub recovery: Recovery,
     /// Call from a port below 1024 where that is permitted.
     pub reserved_port: bool,

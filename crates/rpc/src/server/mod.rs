@@ -1,9 +1,9 @@
 //! The server's side of connections: calls come in as [`Record`]s, and replies go out in the order
 //! of their completion.
 //!
-//! What a call means and may hold is the caller's to decide: it finds the payload of a call
-//! ([`Layout`]), limits its length, and chooses the connection that has to end to make
-//! room by its [`PeerWait`] and its [`Link`].
+//! The caller interprets and bounds the calls: it finds the payload of a call ([`Layout`]), limits
+//! its length, and chooses the connection that has to end to make room by its [`PeerWait`] and its
+//! [`Link`].
 
 mod delivery;
 mod pace;

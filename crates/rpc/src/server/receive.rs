@@ -39,7 +39,7 @@ const STALL_MAX: Duration = Duration::from_secs(30);
 /// be idle, which begins then.
 const BUSY_CHECKS: u32 = 8;
 
-/// What follows the received bytes of a record's head.
+/// The division of a record into head and payload, as far as the received bytes show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// All of it is head.
@@ -96,7 +96,7 @@ pub enum ReceiveError {
     /// The marks announce more than any call may have.
     #[error("a record is longer than {record_bytes_max} bytes")]
     TooLong {
-        /// What a call may have.
+        /// The length of the longest record that a call may have.
         record_bytes_max: u64,
     },
     /// A peer could send these without end.

@@ -15,7 +15,7 @@ const PADDING: [u8; 4] = [0; 4];
 
 /// A reply ready to be sent.
 pub struct Reply {
-    /// What was encoded: the record mark, the reply header and the results up to the data.
+    /// The record mark, the reply header and the results up to the data, encoded.
     head: Vec<u8>,
     /// The data of a READ, or what else is long.
     data: Option<Payload>,

@@ -123,7 +123,7 @@ impl Socket {
             }
         };
         if self.stream.shutdown(Shutdown::Write).is_ok() {
-            // What is left then is given up.
+            // Bytes that are not acknowledged by then may be lost.
             let _ = tokio::time::timeout(at_most, acknowledged).await;
         }
     }

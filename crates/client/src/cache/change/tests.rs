@@ -190,7 +190,7 @@ fn an_observation_is_decided_once_earlier_own_calls_are_answered() {
     assert_eq!(tracker.decide_observed(&state(2), next_call), Some(Attribution::Foreign));
     assert_eq!(tracker.finish(later, &pair(2, 3)), Attribution::Own);
 
-    // What was seen is the own change.
+    // The observed state is that of the own change.
     let own = tracker.begin();
     let sent = tracker.moment();
     assert_eq!(tracker.observe(&state(4), sent), Attribution::Undecided);

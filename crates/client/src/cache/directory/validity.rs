@@ -45,7 +45,7 @@ pub(super) struct Validity {
     changed_names: HashMap<Box<[u8]>, u64>,
 }
 
-/// What a reader may be shown.
+/// The condition for pages to be shown to a reader.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View {
     /// When it was opened or rewound: all pages fetched later are new enough for it.

@@ -399,7 +399,7 @@ fn an_error_keeps_all_pages_until_they_leave_the_window() {
         started(&mut runs, now, Urgency::Pressed);
     }
     put_off(&mut runs, now);
-    // What is being written may have been written back already.
+    // A page that is being written may have been written back already.
     runs.announce(pages(20, 1));
     runs.insert(range(30 * PAGE, 10), now);
     let step = runs.next(now, Urgency::Draining).unwrap();

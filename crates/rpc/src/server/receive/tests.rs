@@ -11,7 +11,7 @@ use super::*;
 use crate::record::in_fragments;
 use crate::server::staging::poll_read;
 
-/// What the stream between a receiver and its peer holds.
+/// The capacity of the stream between a receiver and its peer, in each direction.
 const STREAM_BYTES: usize = 256 * 1024;
 const TRANSFER_MAX: u32 = 64 * 1024;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -238,7 +238,7 @@ fn a_reply_is_delivered_when_its_last_byte_is_acknowledged() {
             stream.0.lock().unwrap().acknowledged = acknowledged;
             assert_eq!(delivery(), [first, Delivery::Pending]);
         }
-        // What the stream knew last is remembered.
+        // The stream's last count of acknowledged bytes is remembered.
         stream.0.lock().unwrap().acknowledged = 15;
         drop(queue);
         drop(stream);
