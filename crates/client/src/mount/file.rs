@@ -118,6 +118,8 @@ impl Operations {
         flags: u32,
         data: &Bytes,
     ) -> Outcome {
+        // Before the file is looked up, which `finish` takes away.
+        let _performed = self.writes.read().await;
         let open = self.file(fh)?;
         let node = self.node(head.node)?;
         let _answered = node.begin_transfer();
@@ -238,6 +240,8 @@ impl Operations {
                 open.file.release().await;
             }
         }
+        // WRITEs that had found their file: what they store is synced too.
+        drop(self.writes.write().await);
         // RELEASEs in progress, and UNLINKs and RENAMEs whose callers were killed, which the end of
         // the process would abort.
         self.file_system.root().superblock().closes_ended().await;
@@ -278,10 +282,11 @@ impl Operations {
         self.is_writing_back.store(false, Ordering::Release);
     }
 
-    /// Whether a [`write_mappings_back`](Self::write_mappings_back) was dropped before it had
-    /// ended, and none has ended since.
-    pub(super) fn is_writing_back(&self) -> bool {
-        self.is_writing_back.load(Ordering::Acquire)
+    /// Whether data may still come to the file system: by a WRITE that is being performed, or since
+    /// a [`write_mappings_back`](Self::write_mappings_back) was dropped before it had ended, and
+    /// none has ended since.
+    pub(super) fn is_written_to(&self) -> bool {
+        self.writes.try_write().is_err() || self.is_writing_back.load(Ordering::Acquire)
     }
 
     /// Whether the kernel still writes mappings back, after that.

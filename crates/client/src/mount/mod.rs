@@ -144,7 +144,7 @@ impl Mount {
     #[must_use]
     pub fn outcome(&self) -> Option<Result<()>> {
         // In this order, so that no error is recorded in between.
-        let is_clean = !self.operations.is_writing_back() && self.file_system.is_clean();
+        let is_clean = !self.operations.is_written_to() && self.file_system.is_clean();
         is_clean.then(|| self.file_system.check_lost())
     }
 

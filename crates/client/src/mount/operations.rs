@@ -44,6 +44,8 @@ pub(super) struct Operations {
     pub(super) dropping_mappings: tokio::sync::Mutex<JoinSet<()>>,
     /// Whether mappings may hold what they have not written back yet.
     pub(super) is_writing_back: AtomicBool,
+    /// Shared by the WRITEs that are being performed, which the end of the mount waits for.
+    pub(super) writes: tokio::sync::RwLock<()>,
     /// Counts removed names, see [`Operations::links_are_known`].
     names_removed: AtomicU64,
 }
@@ -163,6 +165,7 @@ impl Operations {
             maps_direct_files: OnceLock::new(),
             dropping_mappings: tokio::sync::Mutex::default(),
             is_writing_back: AtomicBool::new(false),
+            writes: tokio::sync::RwLock::default(),
             names_removed: AtomicU64::new(0),
         }
     }

@@ -460,6 +460,25 @@ async fn the_end_of_a_mount_waits_for_the_remove_of_a_close_that_was_aborted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_end_of_a_mount_commits_what_a_write_in_progress_stores() {
+    let options = MountOptions { file_attributes_max: Duration::ZERO, ..MountOptions::default() };
+    let (peer, operations) = Peer::mounted_with(options).await;
+    let node = looked_up(&operations).await;
+    let fh = opened(&operations, node, 0).await;
+    peer.hold(Procedure::Getattr);
+    let before = peer.calls(&[Procedure::Getattr]).len();
+    let writing = Arc::clone(&operations);
+    let write = tokio::spawn(async move {
+        let (data, flags) = (Bytes::from_static(b"data"), OFlags::APPEND.bits());
+        writing.write(&request(node, 0), fh, 0, 0, flags, &data).await.is_ok()
+    });
+    until(|| (peer.calls(&[Procedure::Getattr]).len() > before).then_some(())).await;
+    finished_after_the_held_reply(&peer, &operations).await;
+    assert!(within(write).await.unwrap());
+    assert_eq!(peer.calls(&[Procedure::Write, Procedure::Commit]).len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn written_data_is_committed_before_times_or_a_mode_are_set() {
     let mtime = Some(When::At { seconds: 7, nseconds: 0 });
     let (mode, size) = (Some(0o4755), Some(2));
