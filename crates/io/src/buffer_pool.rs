@@ -3,8 +3,10 @@
 //! The budget counts everything mapped, in use or idle. A caller that finds it exhausted waits its
 //! turn; it is the waiting that keeps a flood of requests from turning into a flood of memory.
 //!
-//! Clients are served in turn, and one client may hold at most three quarters of the budget. A
-//! client at its share waits for its own memory and holds up no other.
+//! Clients are served in turn, and one client may hold at most three quarters of the budget. So may
+//! the data of one device, if there are several, and of that one client three quarters again: a
+//! device that does not answer leaves memory for the others, and to its clients for others. What is
+//! at its share waits for its own memory and holds up no other.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::fmt;
@@ -13,9 +15,9 @@ use std::sync::{Arc, PoisonError, Weak};
 use rustix::io::Errno;
 use rustix::param::page_size;
 
-use clients::{Clients, OWN};
+use holders::Holders;
 
-use crate::engine::ClientId;
+use crate::engine::{ClientId, Holder};
 use crate::slab::{BUFFER_ALIGN, HUGE_PAGE_BYTES, Slab, Slot};
 use crate::sync::{Mutex, MutexGuard, oneshot};
 
@@ -47,7 +49,7 @@ struct State {
     idle: [Vec<Slot>; CLASSES],
     /// The mappings that the buffers of a class were cut from; unmapped with the last of them.
     slabs: [Vec<Weak<Slab>>; CLASSES],
-    clients: Clients,
+    holders: Holders,
 }
 
 struct Waiter {
@@ -57,7 +59,7 @@ struct Waiter {
     grant: oneshot::Sender<Buffer>,
 }
 
-type Grant = (ClientId, Waiter, Slot);
+type Grant = (Holder, Waiter, Slot);
 
 /// The request is larger than any buffer of this pool can ever be, so waiting would not help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -86,49 +88,69 @@ impl BufferPool {
                 in_use_bytes: 0,
                 idle: Default::default(),
                 slabs: Default::default(),
-                clients: Clients::new(budget_bytes),
+                holders: Holders::new(budget_bytes),
             }),
         })
     }
 
-    /// A buffer with a capacity of at least `len` bytes, for a client. Waits while the budget or
-    /// the client's share is used up: clients are served in turn, the requests of one client in
-    /// order. Dropping the future gives up the place in the queue, and nothing else.
+    /// A buffer with a capacity of at least `len` bytes, for a client and a device. Waits while the
+    /// budget or a share of theirs is used up: clients are served in turn, the requests of one
+    /// client for one device in order. Dropping the future gives up the place in the queue, and
+    /// nothing else.
     ///
     /// # Errors
     /// [`BufferTooLarge`] at once, when no wait could satisfy the request.
     pub async fn take(
         self: &Arc<Self>,
-        client: ClientId,
+        holder: Holder,
         len: usize,
     ) -> Result<Buffer, BufferTooLarge> {
         let class = self.class_for(len)?;
-        let grant = {
+        let (taken, grants) = {
             let mut state = self.lock();
-            if let Some(slot) = self.next_in_turn(&mut state, client, class) {
-                return Ok(self.buffer(slot, class, client));
-            }
-            let (grant, receiver) = oneshot::channel();
-            state.clients.push(client, Waiter { class, bytes: self.class_bytes[class], grant });
-            receiver
+            let taken = self.next_in_turn(&mut state, holder, class).ok_or_else(|| {
+                let (grant, receiver) = oneshot::channel();
+                state.holders.push(holder, Waiter { class, bytes: self.class_bytes[class], grant });
+                receiver
+            });
+            (taken, self.next_grants(&mut state))
         };
-        let mut turn = Turn { grant, client, pool: self };
+        self.deliver(grants);
+        let grant = match taken {
+            Ok(slot) => return Ok(self.buffer(slot, class, holder)),
+            Err(grant) => grant,
+        };
+        let mut turn = Turn { grant, holder, pool: self };
         let buffer = (&mut turn.grant).await;
         Ok(buffer.expect("a waiter leaves the queue with a buffer or by being dropped here"))
     }
 
-    /// A buffer with a capacity of at least `len` bytes for a client, if one can be had without
-    /// waiting and without passing anyone whose turn comes first.
-    pub fn try_take_for(self: &Arc<Self>, client: ClientId, len: usize) -> Option<Buffer> {
+    /// A buffer with a capacity of at least `len` bytes for a client and a device, if one can be
+    /// had without waiting and without passing anyone whose turn comes first.
+    pub fn try_take_for(self: &Arc<Self>, holder: Holder, len: usize) -> Option<Buffer> {
         let class = self.class_for(len).ok()?;
-        let slot = self.next_in_turn(&mut self.lock(), client, class)?;
-        Some(self.buffer(slot, class, client))
+        let (slot, grants) = {
+            let mut state = self.lock();
+            let slot = self.next_in_turn(&mut state, holder, class)?;
+            (slot, self.next_grants(&mut state))
+        };
+        self.deliver(grants);
+        Some(self.buffer(slot, class, holder))
     }
 
-    /// As [`try_take_for`](Self::try_take_for), for this process itself: it counts for no client's
-    /// share. For memory with another bound.
+    /// As [`try_take_for`](Self::try_take_for), for [`Holder::OWN`]: it counts for no share.
     pub fn try_take(self: &Arc<Self>, len: usize) -> Option<Buffer> {
-        self.try_take_for(OWN, len)
+        self.try_take_for(Holder::OWN, len)
+    }
+
+    /// Sets whether the pool serves several devices. A single one may hold all of the memory.
+    pub fn set_several_devices(self: &Arc<Self>, has_several: bool) {
+        let grants = {
+            let mut state = self.lock();
+            state.holders.set_several_devices(has_several);
+            self.next_grants(&mut state)
+        };
+        self.deliver(grants);
     }
 
     /// The largest length [`take`](Self::take) accepts, in bytes; 0 if the budget is below the
@@ -155,20 +177,21 @@ impl BufferPool {
 
     /// Requests waiting for memory now.
     pub fn waiters(&self) -> usize {
-        self.lock().clients.waiters()
+        self.lock().holders.waiters()
     }
 
     /// Whether a request waits that memory of `client` would serve. It would not serve one of
-    /// another client that waits because it holds its own share.
+    /// another client that waits because it holds its own share, nor one for a device at its share
+    /// of whose data `client` holds none.
     pub fn has_waiters_for(&self, client: ClientId) -> bool {
-        self.lock().clients.has_waiters_for(client)
+        self.lock().holders.has_waiters_for(client)
     }
 
     /// Takes a buffer's memory back and passes it on if someone waits.
-    pub(crate) fn give_back(self: &Arc<Self>, slot: Slot, class: usize, client: ClientId) {
+    pub(crate) fn give_back(self: &Arc<Self>, slot: Slot, class: usize, holder: Holder) {
         let grants = {
             let mut state = self.lock();
-            self.put_back(&mut state, slot, class, client);
+            self.put_back(&mut state, slot, class, holder);
             self.next_grants(&mut state)
         };
         self.deliver(grants);
@@ -190,11 +213,11 @@ impl BufferPool {
         slot: Slot,
         class: usize,
         smaller: usize,
-        client: ClientId,
+        holder: Holder,
     ) -> (Slot, usize) {
         let (exchanged, grants) = {
             let mut state = self.lock();
-            self.put_back(&mut state, slot, class, client);
+            self.put_back(&mut state, slot, class, holder);
             let exchanged = match self.obtain(&mut state, smaller) {
                 Some(slot) => (slot, smaller),
                 None => {
@@ -202,7 +225,7 @@ impl BufferPool {
                     (slot.expect("the system gives as much memory as it had given before"), class)
                 }
             };
-            state.clients.charge(client, self.class_bytes[exchanged.1]);
+            state.holders.charge(holder, self.class_bytes[exchanged.1]);
             (exchanged, self.next_grants(&mut state))
         };
         self.deliver(grants);
@@ -217,25 +240,25 @@ impl BufferPool {
             .ok_or_else(|| BufferTooLarge { len, max: self.len_max() })
     }
 
-    fn next_in_turn(&self, state: &mut State, client: ClientId, class: usize) -> Option<Slot> {
+    fn next_in_turn(&self, state: &mut State, holder: Holder, class: usize) -> Option<Slot> {
         let bytes = self.class_bytes[class];
-        if !state.clients.is_next(client, bytes) {
+        if !state.holders.is_next(holder, bytes) {
             return None;
         }
         let slot = self.obtain(state, class)?;
-        state.clients.charge(client, bytes);
+        state.holders.charge(holder, bytes);
         Some(slot)
     }
 
-    fn put_back(&self, state: &mut State, slot: Slot, class: usize, client: ClientId) {
+    fn put_back(&self, state: &mut State, slot: Slot, class: usize, holder: Holder) {
         let bytes = self.class_bytes[class];
         state.in_use_bytes -= bytes;
         state.idle[class].push(slot);
-        state.clients.discharge(client, bytes);
+        state.holders.discharge(holder, bytes);
     }
 
-    fn buffer(self: &Arc<Self>, slot: Slot, class: usize, client: ClientId) -> Buffer {
-        Buffer::new(slot, class, client, Arc::clone(self))
+    fn buffer(self: &Arc<Self>, slot: Slot, class: usize, holder: Holder) -> Buffer {
+        Buffer::new(slot, class, holder, Arc::clone(self))
     }
 
     /// Memory of one class: an idle buffer, else a new one within the budget, else a new one in the
@@ -300,12 +323,14 @@ impl BufferPool {
         state.mapped_bytes -= self.class_bytes[class];
     }
 
-    /// Memory for the clients whose turn it is, as far as it goes.
+    /// Memory for those whose turn it is, as far as it goes. To be called after each change: also
+    /// one that takes memory can bring a request to its turn, by what that request has waited
+    /// behind.
     fn next_grants(&self, state: &mut State) -> Vec<Grant> {
         let mut grants = Vec::new();
-        while let Some((client, class)) = state.clients.next() {
+        while let Some((holder, class)) = state.holders.next() {
             let Some(slot) = self.obtain(state, class) else { break };
-            grants.push((client, state.clients.serve(client), slot));
+            grants.push((holder, state.holders.serve(holder), slot));
         }
         grants
     }
@@ -313,16 +338,16 @@ impl BufferPool {
     /// Called without the lock: a waiter gone in the meantime leaves its buffer to be dropped here,
     /// and dropping a buffer takes the lock.
     fn deliver(self: &Arc<Self>, grants: Vec<Grant>) {
-        for (client, waiter, slot) in grants {
-            drop(waiter.grant.send(self.buffer(slot, waiter.class, client)));
+        for (holder, waiter, slot) in grants {
+            drop(waiter.grant.send(self.buffer(slot, waiter.class, holder)));
         }
     }
 
-    /// Removes a client's waiters that gave up, one of which may have held up those behind it.
-    fn forget_leavers(self: &Arc<Self>, client: ClientId) {
+    /// Removes a holder's waiters that gave up, one of which may have held up those behind it.
+    fn forget_leavers(self: &Arc<Self>, holder: Holder) {
         let grants = {
             let mut state = self.lock();
-            state.clients.forget_leavers(client);
+            state.holders.forget_leavers(holder);
             self.next_grants(&mut state)
         };
         self.deliver(grants);
@@ -340,7 +365,7 @@ impl fmt::Debug for BufferPool {
             .field("budget_bytes", &self.budget_bytes)
             .field("mapped_bytes", &state.mapped_bytes)
             .field("in_use_bytes", &state.in_use_bytes)
-            .field("waiters", &state.clients.waiters())
+            .field("waiters", &state.holders.waiters())
             .finish_non_exhaustive()
     }
 }
@@ -349,7 +374,7 @@ impl fmt::Debug for BufferPool {
 /// meantime is dropped with the receiver, and so goes back to the pool.)
 struct Turn<'a> {
     grant: oneshot::Receiver<Buffer>,
-    client: ClientId,
+    holder: Holder,
     pool: &'a Arc<BufferPool>,
 }
 
@@ -357,7 +382,7 @@ impl Drop for Turn<'_> {
     fn drop(&mut self) {
         if !self.grant.is_terminated() {
             self.grant.close();
-            self.pool.forget_leavers(self.client);
+            self.pool.forget_leavers(self.holder);
         }
     }
 }
@@ -399,7 +424,7 @@ const CLASS_BYTES: [usize; CLASSES] = [
 ];
 
 mod buffer;
-mod clients;
+mod holders;
 #[cfg(shuttle)]
 #[cfg(test)]
 mod interleavings;

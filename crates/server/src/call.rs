@@ -3,7 +3,7 @@
 
 mod outline;
 
-use io::WriteData;
+use io::{DeviceNumber, WriteData};
 use proto::oncrpc::{
     self, AcceptStat, CREDENTIAL_AT, CallError, CallHeader, Gids, call_header_len, call_target,
     decode_call,
@@ -113,7 +113,12 @@ impl Incoming {
     }
 
     /// How the record goes on behind the bytes in `head`, which are at least [`CREDENTIAL_AT`].
-    pub(crate) fn layout(&mut self, head: &[u8]) -> Layout {
+    /// `device_of` returns the device of the file with a handle.
+    pub(crate) fn layout(
+        &mut self,
+        head: &[u8],
+        device_of: impl FnOnce(&[u8]) -> DeviceNumber,
+    ) -> Layout {
         let find = || {
             let (program, version, code) = call_target(head).unwrap_or_default();
             self.programs.find(program, version, code)
@@ -130,13 +135,15 @@ impl Incoming {
                 self.write = Some(write);
                 let head_bytes = arguments_at + write.wire_bytes();
                 let (len, offset) = (write.data_len, write.offset);
-                Layout::Payload { head_bytes, len, offset, has_tail: false }
+                let device = device_of(write.file.as_bytes());
+                Layout::Payload { head_bytes, len, offset, device, has_tail: false }
             }
             PayloadScan::Nfs4(payload) => {
                 self.compound_payload = Some(payload);
                 let head_bytes = arguments_at + payload.at;
                 let (len, offset) = (payload.len, payload.offset);
-                Layout::Payload { head_bytes, len, offset, has_tail: true }
+                let device = payload.file(&head[arguments_at..]).map_or((0, 0), device_of);
+                Layout::Payload { head_bytes, len, offset, device, has_tail: true }
             }
             PayloadScan::Nothing => Layout::Head,
         }

@@ -305,7 +305,7 @@ impl Intake {
     ) -> Result<Option<Record>, ReceiveError> {
         let service = &self.service;
         let layout = |head: &[u8]| {
-            let layout = incoming.layout(head);
+            let layout = incoming.layout(head, |file| placement::device_of(service, file));
             if let Some((file, offset, len)) = incoming.write(head)
                 && service.write_order.is_late(file, offset, len)
             {

@@ -31,6 +31,7 @@ use crate::{mount3 as mount, nfs4 as compound, portmap as mapper};
 const DELIVERY_POLL: Duration = Duration::from_millis(10);
 
 /// The outcome of a record.
+#[expect(clippy::large_enum_variant, reason = "a box would be an allocation for each call")]
 pub(crate) enum Verdict {
     /// Answer it.
     Reply(Reply),

@@ -64,7 +64,8 @@ pub(crate) struct MemoryPlan {
     ///   before it is made to the last byte sent;
     /// - a chunk that was read ahead, until it leaves.
     ///
-    /// A client address holds at most three quarters of it, chunks apart.
+    /// A client address holds at most three quarters of it, chunks apart, and the data of a device
+    /// if the exports lie on several.
     pub(crate) pool_bytes: usize,
 
     // Bounds within the pool. They are no reservations, and overlap.

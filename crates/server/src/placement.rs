@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use io::Device;
+use io::{Device, DeviceNumber};
 use proto::nfs4;
 
 use crate::call::{Call, Outline};
@@ -75,6 +75,13 @@ pub(crate) fn claimed(
         is_admitted(service, export, handle, call, address).then_some(limited)
     };
     Claimed { device, limited: outline.current.and_then(limited) }
+}
+
+/// The device of the export that a handle claims to be of; (0, 0) for that of none.
+pub(crate) fn device_of(service: &Service, handle: &[u8]) -> DeviceNumber {
+    let exports = service.exports.load();
+    let export = claimed_export_id(handle).and_then(|id| exports.table.by_id(id));
+    export.map_or((0, 0), |export| exports.root(export).device())
 }
 
 /// Whether a handle is authentic and its export admits the call.

@@ -323,6 +323,7 @@ impl Server {
     fn serve_exports(&self, exports: Arc<Exports>) {
         let service = &self.service;
         let table = Arc::clone(&exports.table);
+        service.buffers.set_several_devices(exports.are_on_several_devices());
         service.exports.store(exports);
         let limits = |id| table.by_id(id).map(|export| export.limits);
         service.rate_limits.retain(|id| limits(id).is_some_and(|limits| limits.are_set()));

@@ -97,6 +97,14 @@ pub(crate) struct Service {
     timers: Handle,
 }
 
+fn engine(config: &Config) -> Engine {
+    Engine::new(EngineConfig {
+        data_threads: config.data_threads(),
+        metadata_threads: config.metadata_threads(),
+        queue_max: QUEUE_MAX,
+    })
+}
+
 /// The descriptors that this process may open, as many as its hard limit allows. Makes room for
 /// them before anything waits for it.
 fn divide_descriptors(config: &Config) -> DescriptorPlan {
@@ -162,16 +170,13 @@ impl Service {
         let memory = MemoryPlan::new(budget, &descriptors, recovery.is_some().then_some(&limits));
         tracing::debug!(?memory, outside_bytes = memory.outside_bytes(), ?descriptors, "bounds");
         let processors = available_parallelism().map_or(1, usize::from);
-        let engine = Arc::new(Engine::new(EngineConfig {
-            data_threads: config.data_threads(),
-            metadata_threads: config.metadata_threads(),
-            queue_max: QUEUE_MAX,
-        }));
+        let engine = Arc::new(engine(config));
         let (calls_max, tracer) = (memory.connection_calls_max, Arc::new(Tracer::default()));
         let (recovery, recovered) = recovery.unzip();
         let state = Arc::new(nfs4::new_state(recovered.unwrap_or_default(), limits)?);
         let held_files = Arc::new(HeldFiles::new(limits.lock_owners_max));
         let (timers, buffers) = (Handle::current(), BufferPool::new(memory.pool_bytes));
+        buffers.set_several_devices(exports.are_on_several_devices());
         let settlement = Settlement::new(&state, &held_files, recovery, &engine, timers.clone());
         tracer.set(config.trace());
         let vfs = Vfs::new(
@@ -219,12 +224,12 @@ impl Service {
     /// # Errors
     /// There are no buffers as large.
     pub(crate) async fn take_buffer(&self, len: usize) -> Result<Buffer, BufferTooLarge> {
-        self.buffers.take(Share::current_client(), len).await
+        self.buffers.take(Share::current_holder(), len).await
     }
 
     /// As [`Self::take_buffer`], if there is one without waiting.
     pub(crate) fn try_take_buffer(&self, len: usize) -> Option<Buffer> {
-        self.buffers.try_take_for(Share::current_client(), len)
+        self.buffers.try_take_for(Share::current_holder(), len)
     }
 
     /// The client's share of the threads that wait for an object's device, where the call at work

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::BufferPool;
-use crate::engine::ClientId;
+use crate::engine::Holder;
 use crate::slab::Slot;
 
 /// A page-aligned piece of memory owned by the holder until it is dropped, when it goes back to its
@@ -17,14 +17,14 @@ pub struct Buffer {
     slot: Option<Slot>,
     /// The pool's size class, an index.
     class: usize,
-    /// Whose share of the pool it is in.
-    client: ClientId,
+    /// Whose shares of the pool it is in.
+    holder: Holder,
     pool: Arc<BufferPool>,
 }
 
 impl Buffer {
-    pub(crate) fn new(slot: Slot, class: usize, client: ClientId, pool: Arc<BufferPool>) -> Self {
-        Self { slot: Some(slot), class, client, pool }
+    pub(crate) fn new(slot: Slot, class: usize, holder: Holder, pool: Arc<BufferPool>) -> Self {
+        Self { slot: Some(slot), class, holder, pool }
     }
 
     /// The whole capacity. See the type's note on stale content.
@@ -49,7 +49,7 @@ impl Buffer {
         let Some(class) = self.pool.smaller_class(self.class, len) else { return self };
         let kept = self.as_slice()[..len].to_vec();
         let slot = self.slot.take().expect("a buffer holds its slot until it is dropped");
-        let (slot, class) = self.pool.exchange(slot, self.class, class, self.client);
+        let (slot, class) = self.pool.exchange(slot, self.class, class, self.holder);
         (self.slot, self.class) = (Some(slot), class);
         self.as_mut_slice()[..len].copy_from_slice(&kept);
         self
@@ -63,7 +63,7 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if let Some(slot) = self.slot.take() {
-            self.pool.give_back(slot, self.class, self.client);
+            self.pool.give_back(slot, self.class, self.holder);
         }
     }
 }

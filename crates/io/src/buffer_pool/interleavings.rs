@@ -12,7 +12,7 @@ const MEDIUM: usize = 64 * KIB + SPARE_BYTES;
 
 /// Holds a buffer for a moment in which all others may run.
 async fn take_and_hold(pool: Arc<BufferPool>, client: ClientId, len: usize) {
-    let buffer = pool.take(client, len).await.expect("within the budget");
+    let buffer = pool.take(Holder::of(client), len).await.expect("within the budget");
     check_budget(&pool);
     assert!(buffer.capacity() >= len);
     future::yield_now().await;
@@ -41,7 +41,7 @@ fn the_budget_holds_and_everyone_gets_a_buffer() {
                 for _ in 0..3 {
                     let len = [1, SMALL, MEDIUM][below(3)];
                     if below(3) == 0 {
-                        drop(pool.try_take_for(taker % 3, len));
+                        drop(pool.try_take_for(Holder::of(taker % 3), len));
                     } else {
                         future::block_on(take_and_hold(Arc::clone(&pool), taker % 3, len));
                     }

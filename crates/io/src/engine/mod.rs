@@ -17,7 +17,7 @@ use crate::identity::{self, Identity};
 pub use lane::LaneKind;
 pub(crate) use lane::rouse_owed;
 use share::Devices;
-pub use share::{Device, DeviceNumber, Share};
+pub use share::{Device, DeviceNumber, Holder, Share};
 
 /// A client among which the threads of a device are shared. 0 is this process itself.
 pub type ClientId = u128;

@@ -28,16 +28,19 @@ impl PartialEq for Device {
 
 /// See [`Engine`](super::Engine).
 pub(super) struct Lanes {
+    /// (0, 0) for work on no device in particular.
+    number: DeviceNumber,
     pub(super) data: Lane,
     pub(super) metadata: Lane,
 }
 
 impl Lanes {
-    pub(super) fn new(config: &EngineConfig) -> Self {
+    pub(super) fn new(number: DeviceNumber, config: &EngineConfig) -> Self {
         static DEVICES: AtomicU64 = AtomicU64::new(0);
         let device = DeviceId(DEVICES.fetch_add(1, Ordering::Relaxed));
         let lane = |name, kind, threads| Lane::new(name, device, kind, threads, config.queue_max);
         Self {
+            number,
             data: lane("spillway-data", LaneKind::Data, config.data_threads),
             metadata: lane("spillway-meta", LaneKind::Metadata, config.metadata_threads),
         }
@@ -57,7 +60,7 @@ pub(super) struct Devices(Mutex<HashMap<DeviceNumber, Device>>);
 
 impl Devices {
     pub(super) fn get(&self, number: DeviceNumber, config: &EngineConfig) -> Device {
-        let new = || Device(Arc::new(Lanes::new(config)));
+        let new = || Device(Arc::new(Lanes::new(number, config)));
         self.lock().entry(number).or_insert_with(new).clone()
     }
 
@@ -67,6 +70,25 @@ impl Devices {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<DeviceNumber, Device>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The client that memory is for, and the device whose data it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Holder {
+    /// 0 for this process itself.
+    pub client: ClientId,
+    /// (0, 0) for none.
+    pub device: DeviceNumber,
+}
+
+impl Holder {
+    /// This process, for data of no device.
+    pub const OWN: Self = Self::of(0);
+
+    /// A client, for data of no device.
+    pub const fn of(client: ClientId) -> Self {
+        Self { client, device: (0, 0) }
     }
 }
 
@@ -121,6 +143,16 @@ impl Share {
 
     pub(super) fn client(&self) -> ClientId {
         self.client
+    }
+
+    /// The holder of buffers for the data of the device.
+    pub fn holder(&self) -> Holder {
+        Holder { client: self.client, device: self.device.0.number }
+    }
+
+    /// That of the task that is polled on this thread; [`Holder::OWN`] where there is none.
+    pub fn current_holder() -> Holder {
+        CURRENT.with_borrow(|share| share.as_ref().map_or(Holder::OWN, Self::holder))
     }
 
     /// The device whose threads it is a share of.

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use std::time::UNIX_EPOCH;
 
 use super::*;
-use crate::BufferPool;
+use crate::{BufferPool, Holder};
 
 const MIB: u64 = CHUNK_BYTES;
 const SIZE: u64 = 100 * MIB;
@@ -36,7 +36,7 @@ impl Watched {
 
     async fn complete(&self, pool: &Arc<BufferPool>, fill: Fill, byte: u8) {
         let len = usize::try_from(fill.range().len()).unwrap();
-        let mut buffer = pool.take(0, len).await.unwrap();
+        let mut buffer = pool.take(Holder::OWN, len).await.unwrap();
         buffer.as_mut_slice()[..len].fill(byte);
         fill.watch(&self.watches, self.file().as_fd()).unwrap().complete(buffer, len);
     }
@@ -134,7 +134,7 @@ async fn chunk_on_its_way_is_waited_for_by_its_client_and_once_it_is_read_by_all
     assert_eq!((chunks(1), chunks(2)), (1, 0), "it may be queued behind other work of its client");
     let fill = fills.next().unwrap().watch(&watched.watches, watched.file().as_fd()).unwrap();
     assert_eq!((chunks(1), chunks(2)), (1, 1));
-    fill.complete(pool.take(0, 1 << 20).await.unwrap(), 1 << 20);
+    fill.complete(pool.take(Holder::OWN, 1 << 20).await.unwrap(), 1 << 20);
     assert_eq!((chunks(1), chunks(2)), (1, 1));
 }
 

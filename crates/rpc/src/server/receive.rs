@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use io::{BUFFER_ALIGN, Buffer, BufferPool, ClientId, WriteData};
+use io::{BUFFER_ALIGN, Buffer, BufferPool, ClientId, DeviceNumber, Holder, WriteData};
 use proto::oncrpc::{CREDENTIAL_AT, RecordMark};
 use tokio::time::{Instant, Sleep};
 
@@ -55,6 +55,8 @@ pub enum Layout {
         len: u32,
         /// Where in a file the payload belongs.
         offset: u64,
+        /// The device of that file, whose share of the memory the payload takes; (0, 0) for none.
+        device: DeviceNumber,
         /// The head continues behind the payload. Otherwise nothing may follow.
         has_tail: bool,
     },
@@ -202,11 +204,11 @@ impl<S: Source> Receiver<S> {
                     self.extend(&mut head, HEAD_BYTES_MAX, false).await?;
                     break;
                 }
-                Layout::Payload { head_bytes, len, offset, has_tail } => {
+                Layout::Payload { head_bytes, len, offset, device, has_tail } => {
                     debug_assert!(head.len() <= head_bytes, "layout asked for the payload as head");
                     self.extend(&mut head, head_bytes, true).await?;
                     self.expected_bytes = RecordMark::BYTES + head.len();
-                    payload = self.receive_payload(len, offset).await?;
+                    payload = self.receive_payload(device, len, offset).await?;
                     if has_tail {
                         // To the byte: the data of the next call must not be read with it.
                         self.extend(&mut head, HEAD_BYTES_MAX, true).await?;
@@ -323,6 +325,7 @@ impl<S: Source> Receiver<S> {
     /// ends before they do, or when they are not accepted.
     async fn receive_payload(
         &mut self,
+        device: DeviceNumber,
         len: u32,
         offset: u64,
     ) -> Result<Option<WriteData>, ReceiveError> {
@@ -338,7 +341,8 @@ impl<S: Source> Receiver<S> {
         let padded = len.next_multiple_of(4);
         self.alarm.peer_wait.end();
         // Waiting here stops the reading of this stream, and TCP makes the client wait.
-        let taken = self.buffers.take(self.client, start + padded).await;
+        let holder = Holder { client: self.client, device };
+        let taken = self.buffers.take(holder, start + padded).await;
         let Ok(mut buffer) = taken else { return Ok(None) };
         // Others wait for it until the record is there to its end.
         self.held = Some(Held { pace: Pace::new(Instant::now().into_std(), 0), bytes: 0 });

@@ -35,6 +35,10 @@ fn write_call(version: (u32, u32)) -> (Vec<u8>, usize) {
     (call, head_bytes)
 }
 
+fn no_device(_: &[u8]) -> DeviceNumber {
+    (0, 0)
+}
+
 /// A record without a payload.
 fn record(head: Vec<u8>) -> Record {
     let bytes = head.len() as u64;
@@ -43,7 +47,7 @@ fn record(head: Vec<u8>) -> Record {
 
 fn received(head: Vec<u8>) -> Call {
     let mut incoming = Incoming::new(FILES);
-    incoming.layout(&head);
+    incoming.layout(&head, no_device);
     incoming.finish(record(head)).unwrap()
 }
 
@@ -53,16 +57,17 @@ fn a_write_head_is_found_from_as_much_of_it_as_is_there() {
     let mut incoming = Incoming::new(FILES);
     let mut before = 0;
     for len in CREDENTIAL_AT..whole {
-        let Layout::HeadUntil(shown) = incoming.layout(&call[..len]) else {
+        let Layout::HeadUntil(shown) = incoming.layout(&call[..len], no_device) else {
             panic!("{len} bytes are no head");
         };
         assert!(shown >= before && shown <= whole, "{len} bytes: {shown}");
         assert!(shown > len, "more follows {len} bytes");
         before = shown;
     }
-    let payload = Layout::Payload { head_bytes: whole, len: 13, offset: 5, has_tail: false };
-    assert_eq!(incoming.layout(&call), payload, "with the data");
-    assert_eq!(incoming.layout(&call[..whole]), payload);
+    let payload =
+        Layout::Payload { head_bytes: whole, len: 13, offset: 5, device: (0, 0), has_tail: false };
+    assert_eq!(incoming.layout(&call, no_device), payload, "with the data");
+    assert_eq!(incoming.layout(&call[..whole], no_device), payload);
     let head = call[..whole].to_vec();
     let call = incoming.finish(record(head)).unwrap();
     let write = call.write.expect("decoded once");
@@ -76,7 +81,7 @@ fn arguments_of_a_write_that_cannot_be_decoded_have_no_payload() {
     let change = |at: usize, value: u32| {
         let mut head = head.to_vec();
         head[at..at + 4].copy_from_slice(&value.to_be_bytes());
-        Incoming::new(FILES).layout(&head)
+        Incoming::new(FILES).layout(&head, no_device)
     };
     let handle_len_at = call_header_len(head);
     assert_eq!(change(handle_len_at, 65), Layout::Head);
@@ -108,7 +113,7 @@ fn versions_that_are_not_served_are_never_taken_for_served_ones() {
             );
         }
         let (call, _) = write_call(version);
-        assert_eq!(Incoming::new(FILES).layout(&call), Layout::Head, "{version:?}");
+        assert_eq!(Incoming::new(FILES).layout(&call, no_device), Layout::Head, "{version:?}");
         assert!(received(call).write.is_none());
     }
 }
@@ -195,7 +200,7 @@ proptest! {
     #[test]
     fn any_bytes_have_a_bounded_head(bytes in proptest::collection::vec(any::<u8>(), 32..200)) {
         let mut incoming = Incoming::new(FILES);
-        if let Layout::HeadUntil(len) = incoming.layout(&bytes) {
+        if let Layout::HeadUntil(len) = incoming.layout(&bytes, no_device) {
             prop_assert!(len > bytes.len() && len < 2048);
         }
         let _ = incoming.finish(record(bytes));
@@ -206,7 +211,7 @@ proptest! {
         arguments in proptest::collection::vec(any::<u8>(), 0..100),
     ) {
         let head = [call(NFS, P::Write.code(), &()), arguments].concat();
-        if let Layout::HeadUntil(len) = Incoming::new(FILES).layout(&head) {
+        if let Layout::HeadUntil(len) = Incoming::new(FILES).layout(&head, no_device) {
             prop_assert!(len > head.len() && len < 2048);
         }
     }

@@ -116,6 +116,13 @@ impl Exports {
         Ok(Admitted { export, root: self.root(export), access })
     }
 
+    /// Whether the exports lie on several devices.
+    pub(crate) fn are_on_several_devices(&self) -> bool {
+        let mut devices = self.roots.values().map(|(_, root)| root.device());
+        let first = devices.next();
+        devices.any(|device| Some(device) != first)
+    }
+
     /// The root of an export of this generation.
     pub(crate) fn root(&self, export: &Export) -> &Arc<ExportRoot> {
         &self.roots[&export.id].1

@@ -5,7 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use io::{Buffer, ByteRange, CacheState, ChangeWatches, Chunk, Fill, Payload, RangeUse, Share};
+use io::{
+    Buffer, ByteRange, CacheState, ChangeWatches, Chunk, Fill, Holder, Payload, RangeUse, Share,
+};
 
 use super::descriptors::note_refused;
 use super::read_data::{Fetched, Read, Source, read_and_drop, read_direct};
@@ -134,7 +136,7 @@ impl Vfs {
             return None;
         }
         // Not waited for: this READ may hold a buffer already.
-        let mut buffer = self.buffers.try_take_for(Share::current_client(), read.len())?;
+        let mut buffer = self.buffers.try_take_for(Share::current_holder(), read.len())?;
         let mut filled = 0;
         for chunk in chunks {
             let part = part_of(read.range, chunk, chunk.data().await?)?;
@@ -151,7 +153,8 @@ impl Vfs {
         let range = fill.range();
         let Some(seen) = plan.seen(range) else { return };
         let len = usize::try_from(seen.0.len()).expect("a chunk");
-        let Some(buffer) = self.buffers.try_take(len) else { return };
+        let holder = Holder { device: read.file.root().device(), ..Holder::OWN };
+        let Some(buffer) = self.buffers.try_take_for(holder, len) else { return };
         let (offset, len) = (range.offset(), range.len());
         self.tracer.emit(Event::ReadAhead, read.call, offset, len, format_args!(""));
         let source = FillSource {

@@ -256,7 +256,7 @@ impl Vfs {
     /// # Errors
     /// [`Status::ServerFault`] when there are no buffers as large.
     pub(super) async fn take_buffer(&self, len: usize) -> Result<Buffer, Status> {
-        let taken = self.buffers.take(Share::current_client(), len).await;
+        let taken = self.buffers.take(Share::current_holder(), len).await;
         taken.map_err(|_| Status::ServerFault)
     }
 

@@ -1,5 +1,6 @@
 //! The write-behind window from outside: its bound, its errors, and what leaves it early.
 
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -98,8 +99,8 @@ fn at_the_bound_writers_wait_and_none_fails() {
     });
 }
 
-#[test]
-fn a_stalled_disk_does_not_delay_writes_to_another() {
+/// Beside a disk that can be stopped, another one, exported as `/other`.
+fn on_two_disks(body: impl Fn(&Fixture, &StoppableDisk)) {
     if !is_root() {
         return;
     }
@@ -109,7 +110,17 @@ fn a_stalled_disk_does_not_delay_writes_to_another() {
         std::fs::create_dir(dir.join("other")).unwrap();
         StoppableDisk::mount(dir)
     });
-    let Some((fixture, disk)) = over else { return };
+    if let Some((fixture, disk)) = over {
+        body(&fixture, &disk);
+    }
+}
+
+#[test]
+fn a_stalled_disk_does_not_delay_writes_to_another() {
+    on_two_disks(a_stalled_disk_leaves_room_in_the_window);
+}
+
+fn a_stalled_disk_leaves_room_in_the_window(fixture: &Fixture, disk: &StoppableDisk) {
     let (mut client, root) = fixture.mounted();
     let other_root = client.mnt("/other");
     // One for each thread that the window has for a device.
@@ -161,6 +172,53 @@ fn a_write_that_is_refused_does_not_wait_for_others() {
             assert_eq!(refused.status, Status::Acces);
             assert_eq!(refused.body.after.unwrap().mode, 0o600);
             assert_eq!(refusal(client.write(file, u64::MAX, b"x")), Status::Fbig);
+            drop(stopped);
+        });
+    });
+}
+
+#[test]
+fn writes_to_a_stalled_disk_leave_memory_for_those_to_another() {
+    on_two_disks(|fixture, disk| {
+        let (mut client, root) = fixture.mounted();
+        let other_root = client.mnt("/other");
+        let [stuck, other] = [(root, "f"), (other_root, "f")].map(|(dir, name)| {
+            let file = client.create(dir, name);
+            ok(client.write_stable(file, 0, b"data", StableHow::FileSync));
+            file
+        });
+        let Some(stopped) = disk.stop() else { return skip("fsfreeze") };
+        thread::scope(|scope| {
+            // More than all buffers, and than one client may have.
+            for number in 0..4 {
+                let source = Ipv4Addr::new(127, 0, 0, 2 + number % 2);
+                let mut writer = Client::connect_from(source, fixture.address());
+                scope.spawn(move || {
+                    let data = vec![1; 2 * MIB];
+                    let offset = |i| (u64::from(number) * 8 + i) * 2 * MIB as u64;
+                    for i in 0..8 {
+                        let args = WriteArgs {
+                            file: stuck,
+                            offset: offset(i) % (32 * MIB as u64),
+                            count: 2 << 20,
+                            stable: StableHow::Unstable,
+                            data: &data,
+                        };
+                        let xid = writer.xid();
+                        let call = writer.encode(xid, WRITE, &encoded(&args));
+                        writer.send_record(&call);
+                    }
+                    for _ in 0..8 {
+                        writer.receive_record().expect("an answer when the disk goes on");
+                    }
+                });
+            }
+            assert!(eventually(|| fixture.figure("buffer_waiters") > 2), "none waits for memory");
+            for offset in (0..8 * MIB).step_by(2 * MIB) {
+                let data = content(2, offset as u64, 2 * MIB);
+                ok(client.write(other, offset as u64, &data));
+            }
+            assert_eq!(client.read(other, 0, 2 << 20).unwrap().data, content(2, 0, 2 * MIB));
             drop(stopped);
         });
     });

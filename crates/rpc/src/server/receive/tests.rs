@@ -97,7 +97,7 @@ fn layout(head: &[u8]) -> Layout {
         WriteScan::Head(write) => {
             let head_bytes = arguments_at + write.wire_bytes();
             let (len, offset) = (write.data_len, write.offset);
-            Layout::Payload { head_bytes, len, offset, has_tail: false }
+            Layout::Payload { head_bytes, len, offset, device: (0, 0), has_tail: false }
         }
         WriteScan::Malformed(_) => Layout::Head,
     }
@@ -107,7 +107,7 @@ fn layout(head: &[u8]) -> Layout {
 fn with_tail(head: &[u8]) -> Layout {
     match layout(head) {
         Layout::Payload { head_bytes, len, offset, .. } => {
-            Layout::Payload { head_bytes, len, offset, has_tail: true }
+            Layout::Payload { head_bytes, len, offset, device: (0, 0), has_tail: true }
         }
         other => other,
     }
@@ -514,7 +514,7 @@ fn bytes_behind_the_payload_are_received_with_it_and_no_further() {
         assert_eq!(rig.receiver.staged(), &call[..head_len]);
         let mut head = Vec::new();
         rig.receiver.extend(&mut head, head_len, true).await.unwrap();
-        drop(rig.receiver.receive_payload(10_000, 4096).await.unwrap().unwrap());
+        drop(rig.receiver.receive_payload((0, 0), 10_000, 4096).await.unwrap().unwrap());
         assert_eq!(rig.receiver.staged(), b"the tail");
         assert_eq!(rig.receiver.staging.as_slice(), b"the tail", "nothing of the next call");
     });
@@ -552,7 +552,7 @@ async fn is_given_up(
         for &client in requests {
             let buffers = Arc::clone(&buffers);
             tokio::spawn(async move {
-                let _held = buffers.take(client, 256 * 1024).await.unwrap();
+                let _held = buffers.take(Holder::of(client), 256 * 1024).await.unwrap();
                 std::future::pending::<()>().await;
             });
         }

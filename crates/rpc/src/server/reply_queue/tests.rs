@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
 use std::task::{Context, Poll, Waker};
 
-use io::{ByteRange, Payload, Pipe, PipePool};
+use io::{ByteRange, Holder, Payload, Pipe, PipePool};
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -400,7 +400,7 @@ async fn is_given_up(reply_holds_memory: bool, requests: &[ClientId]) -> bool {
     for &client in requests {
         let buffers = Arc::clone(&data.buffers);
         tokio::spawn(async move {
-            let _held = buffers.take(client, 256 * 1024).await.unwrap();
+            let _held = buffers.take(Holder::of(client), 256 * 1024).await.unwrap();
             std::future::pending::<()>().await;
         });
     }
