@@ -174,17 +174,18 @@ impl Permitted<Reading> {
         self.descriptors().quiet.clone()
     }
 
-    /// Opens the object for reading without the kernel's read-ahead. All else as
-    /// [`Self::open_reader`].
+    /// Opens the object for reading without the kernel's read-ahead; `None` where the server's own
+    /// user may not open it now. To be called as [`Self::open_reader`].
     ///
     /// # Errors
-    /// As [`Self::open_reader`].
-    pub(crate) fn open_quiet_reader(&self) -> Result<Arc<OwnedFd>, Status> {
-        let fd = Arc::new(self.reopen(OFlags::RDONLY | OFlags::NONBLOCK)?);
-        rustix::fs::fadvise(&*fd, 0, None, Advice::Random)?;
-        let kept = self.descriptors().quiet.get_or_insert(fd).clone();
+    /// `NoDescriptor`, `ReadOnly`, `Io`.
+    pub(crate) fn open_quiet_reader(&self) -> Result<Option<Arc<OwnedFd>>, Status> {
+        let opened = self.reopen_raw(OFlags::RDONLY | OFlags::NONBLOCK);
+        let Some(fd) = unless_forbidden(opened)? else { return Ok(None) };
+        rustix::fs::fadvise(&fd, 0, None, Advice::Random)?;
+        let kept = self.descriptors().quiet.get_or_insert_with(|| Arc::new(fd)).clone();
         self.file.count_descriptors();
-        Ok(kept)
+        Ok(Some(kept))
     }
 }
 
@@ -214,11 +215,11 @@ impl<U: DataUse> Permitted<U> {
         self.descriptors().direct(U::USE)
     }
 
-    /// Opens the object for direct I/O, if that is possible. To be called with the server's own
-    /// identity, where blocking is allowed.
+    /// Opens the object for direct I/O; `None` where that is not possible, or the server's own user
+    /// may not open it now. To be called with the server's own identity, where blocking is allowed.
     ///
     /// # Errors
-    /// As [`Permitted::open_reader`], and for [`Writing`] as [`Permitted::open_writer`].
+    /// `NoDescriptor`, `ReadOnly`, `Io`.
     pub(crate) fn open_direct(&self) -> Result<Option<DirectFile>, Status> {
         let known = self.descriptors().align();
         let found = match known {
@@ -230,19 +231,16 @@ impl<U: DataUse> Permitted<U> {
             Use::Read => OFlags::RDONLY,
             Use::Write => OFlags::RDWR,
         };
-        match self.reopen_raw(access | OFlags::NONBLOCK | OFlags::DIRECT) {
-            Ok(fd) => {
-                let fd = self.descriptors().keep_direct(U::USE, fd);
-                self.file.count_descriptors();
-                Ok(Some(DirectFile { fd, align }))
-            }
-            // The inode's alignment does not hold for the file system above it.
-            Err(Errno::INVAL) => {
-                self.descriptors().set_align(None);
-                Ok(None)
-            }
-            Err(error) => Err(error.into()),
+        let opened = self.reopen_raw(access | OFlags::NONBLOCK | OFlags::DIRECT);
+        // The inode's alignment does not hold for the file system above it.
+        if matches!(opened, Err(Errno::INVAL)) {
+            self.descriptors().set_align(None);
+            return Ok(None);
         }
+        let Some(fd) = unless_forbidden(opened)? else { return Ok(None) };
+        let fd = self.descriptors().keep_direct(U::USE, fd);
+        self.file.count_descriptors();
+        Ok(Some(DirectFile { fd, align }))
     }
 }
 
@@ -384,6 +382,17 @@ impl Inode {
         };
         self.count_descriptors();
         opened
+    }
+}
+
+/// Takes a refusal out of the result of opening a file once more for a caller who is permitted. The
+/// mode, or an attribute as `chattr +i`, may forbid that to the server after another descriptor was
+/// opened, which serves then.
+fn unless_forbidden(opened: Result<OwnedFd, Errno>) -> Result<Option<OwnedFd>, Status> {
+    match opened {
+        Ok(fd) => Ok(Some(fd)),
+        Err(Errno::ACCESS | Errno::PERM) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 

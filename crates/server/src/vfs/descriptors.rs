@@ -27,13 +27,13 @@ impl Vfs {
         }
     }
 
-    /// The descriptor for reading without the kernel's read-ahead.
+    /// The descriptor for reading without the kernel's read-ahead, if the server may open one.
     pub(super) async fn quiet_reader(
         &self,
         file: &Permitted<Reading>,
-    ) -> Result<Arc<OwnedFd>, Status> {
+    ) -> Result<Option<Arc<OwnedFd>>, Status> {
         match file.quiet_reader() {
-            Some(reader) => Ok(reader),
+            Some(reader) => Ok(Some(reader)),
             None => self.reopen(file, Permitted::open_quiet_reader).await,
         }
     }
@@ -62,7 +62,7 @@ impl Vfs {
         }
     }
 
-    /// The descriptor that passes by the page cache, if there can be one.
+    /// The descriptor that passes by the page cache, if there can be one now.
     pub(super) async fn direct<U: DataUse>(
         &self,
         file: &Permitted<U>,
@@ -79,7 +79,8 @@ impl Vfs {
         file: &Permitted<U>,
     ) -> Result<Option<DirectFile>, Status> {
         let direct = self.direct(file).await?;
-        if direct.is_none() {
+        // Where the server may not open the file now, nothing is missing from the file system.
+        if direct.is_none() && matches!(file.direct(), Some(None)) {
             file.root().io_support.note_no_direct(|| file.root().name());
         }
         Ok(direct)

@@ -189,7 +189,8 @@ impl Vfs {
     }
 
     async fn acquire_dropped_behind(&self, read: &Read<'_>) -> Result<CachedRead, Status> {
-        let reader = self.quiet_reader(read.file).await?;
+        let quiet = self.quiet_reader(read.file).await?;
+        let reader = quiet.unwrap_or_else(|| Arc::clone(&read.reader));
         self.emit_vector(read);
         let buffer = self.take_buffer(read.len()).await?;
         Ok(CachedRead {

@@ -11,7 +11,7 @@ use std::thread;
 use proto::nfs3::*;
 use spillway_server::counters::Counter;
 
-use crate::client::{Client, Ids, ok, refusal, size};
+use crate::client::{Client, Ids, mode, ok, refusal, size};
 use crate::fixture::{Fixture, Mounted, in_modes, is_root, run, set_mode};
 use crate::local_file::{LocalFile, MODES, assert_same, content, settle};
 use crate::skip::{skip, skip_in_ci_too};
@@ -528,4 +528,30 @@ fn a_disk_with_sectors_beyond_a_page_is_served_like_any_other() {
     assert!(fixture.counter(Counter::WritesDirect) > 0, "the disk does direct I/O");
     assert!(fixture.counter(Counter::ReadsDirect) > 0, "the disk does direct I/O");
     assert_eq!(fixture.counter(Counter::DirectRefused), 0);
+}
+
+/// Without privileges the server may not open this file once more.
+#[test]
+fn a_file_that_forbids_reading_and_writing_is_written_and_read_through_what_is_open() {
+    let data = content(1, 0, 1 << 20);
+    for io_mode in MODES {
+        let fixture = Fixture::in_modes("", io_mode, io_mode);
+        let (mut client, root) = fixture.mounted();
+        let created = ok(client.create_how(root, b"f", CreateHow::Guarded(mode(0o400))));
+        let file = created.object.unwrap();
+        for offset in [0, MIB] {
+            let written = ok(client.write(file, offset, &data));
+            assert_eq!(u64::from(written.count), MIB, "{io_mode}");
+        }
+        ok(client.commit(file));
+        ok(client.setattr(file, mode(0)));
+        for offset in [0, MIB] {
+            let read = client.read(file, offset, 1 << 20).unwrap();
+            assert_same(&read.data, &data, io_mode);
+        }
+        let known = [Counter::WritesWindowWithoutDirect, Counter::ReadsWithoutDirect];
+        if io_mode == "direct" && !rustix::process::geteuid().is_root() {
+            assert_eq!(known.map(|counter| fixture.counter(counter)), [2, 2]);
+        }
+    }
 }

@@ -7,10 +7,11 @@ use std::process::Command;
 use crate::fixture::is_root;
 
 /// The subjects that do not need other users, other hosts or mounts.
-const SUBJECTS: [&str; 7] = [
+const SUBJECTS: [&str; 8] = [
     "durability::",
     "exports::",
     "handles::",
+    "io_modes::a_file_that_forbids",
     "namespace::",
     "nfs4::delegations::closed_for_writing::a_file_is_written_after",
     "retransmission::",
