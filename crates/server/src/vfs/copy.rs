@@ -1,13 +1,17 @@
 //! SEEK, ALLOCATE, DEALLOCATE, CLONE and COPY: the operations on data that minor version 2 of NFSv4
 //! adds.
 
+use std::io::ErrorKind;
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use io::{ByteRange, IoMode, Lengths, RangeGuard, RangeUse};
-use rustix::fs::{FallocateFlags, SeekFrom, copy_file_range, fallocate, seek};
+use rustix::fs::{Advice, FallocateFlags, SeekFrom, copy_file_range, fadvise, fallocate, seek};
 use rustix::io::Errno;
 
+use super::read_ahead::is_resident;
+use super::read_data::drop_behind;
 use super::{Caller, Object, Status, Vfs};
 use crate::counters::CallKind;
 use crate::inode_cache::{Change, Changing, Inode, Permitted, Reading, SystemCalls, Writing};
@@ -37,6 +41,16 @@ pub(crate) struct CopyRange {
     pub(crate) count: u64,
 }
 
+impl CopyRange {
+    fn of_source(self) -> ByteRange {
+        ByteRange::between(self.from, self.from + self.count)
+    }
+
+    fn of_destination(self) -> ByteRange {
+        ByteRange::between(self.to, self.to + self.count)
+    }
+}
+
 /// The result of a COPY.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CopyDone {
@@ -44,6 +58,28 @@ pub(crate) struct CopyDone {
     pub(crate) count: u64,
     /// The verifier as it was before they were written.
     pub(crate) verifier: [u8; 8],
+}
+
+/// A file that may be read, its descriptor, and its length in bytes.
+struct Source {
+    file: Permitted<Reading>,
+    reader: Arc<OwnedFd>,
+    size: u64,
+}
+
+/// The source of a COPY.
+struct CopySource {
+    file: Permitted<Reading>,
+    reader: Arc<OwnedFd>,
+    brought_in: BroughtIn,
+}
+
+/// The use of the pages of its source that a COPY brings into the page cache.
+enum BroughtIn {
+    Kept,
+    /// They are kept, and `auto` counts them as it does those of READs.
+    Counted,
+    Dropped,
 }
 
 /// One file of a copy, and the caller as its export squashes it: the two may differ.
@@ -67,8 +103,7 @@ impl Vfs {
         sought: Sought,
     ) -> Result<(u64, bool), Status> {
         let file = self.hold(object).await?;
-        let size = self.live_attributes(&file).await?.size;
-        let (_, reader) = self.source(caller, &file).await?;
+        let Source { reader, size, .. } = self.source(caller, &file).await?;
         let position = match sought {
             Sought::Data => SeekFrom::Data(offset),
             Sought::Hole => SeekFrom::Hole(offset),
@@ -146,11 +181,11 @@ impl Vfs {
         let what = (Changing::Data, Lengths::up_to(range.to + range.count));
         let (file, change) = self.begin_change(caller, object, what).await?;
         check_apart(&from, &file, range)?;
-        let (_, reader) = self.source(source.caller, &from).await?;
+        let reader = self.source(source.caller, &from).await?.reader;
         let (destination, writer) = self.destination(caller, &file, &change).await?;
         let pages = lock_pages(&from, &destination, range).await;
         let work = move |writer: &OwnedFd| {
-            let part = ByteRange::between(range.from, range.from + range.count);
+            let part = range.of_source();
             // No bytes would mean all to the kernel.
             match range.count {
                 0 => Ok(()),
@@ -186,13 +221,14 @@ impl Vfs {
         let CopyEnd { caller, object } = destination;
         let whole = self.resolve(&from, range).await?;
         let range = CopyRange { count: whole.count.min(COPY_BYTES_MAX), ..whole };
-        let target = ByteRange::between(range.to, range.to + range.count);
+        let target = range.of_destination();
         let what = (Changing::Data, Lengths::up_to(target.end()));
         let (file, change) = self.begin_change(caller, object, what).await?;
         let verifier = file.root().file_system.verifier.current();
         // The client goes on with the rest, and would copy what this call has written.
         check_apart(&from, &file, whole)?;
-        let (_, reader) = self.source(source.caller, &from).await?;
+        let read = self.source(source.caller, &from).await?;
+        let read = self.plan_copy_source(read, source.object.policy.read).await?;
         let (destination, writer) = self.destination(caller, &file, &change).await?;
         let window = match object.policy.write {
             IoMode::Buffered => None,
@@ -207,7 +243,7 @@ impl Vfs {
             let intent = window.map(|(window, reservation)| {
                 window.before_write(writer.as_fd(), target, reservation)
             });
-            let result = copy(&reader, &writer, range, &change.system_calls());
+            let result = read.copy(&writer, range, &change.system_calls());
             if let (Some(intent), Ok(count)) = (intent, &result) {
                 intent.enroll(&writer, ByteRange::between(range.to, range.to + count));
             }
@@ -233,16 +269,27 @@ impl Vfs {
     }
 
     /// A file to read from.
-    async fn source(
-        &self,
-        caller: &Caller,
-        file: &Arc<Inode>,
-    ) -> Result<(Permitted<Reading>, Arc<OwnedFd>), Status> {
+    async fn source(&self, caller: &Caller, file: &Arc<Inode>) -> Result<Source, Status> {
         let attributes = self.live_attributes(file).await?;
         let timer = &mut self.timer(file.root(), CallKind::Other);
-        let permitted = self.permit::<Reading>(caller, file, &attributes, timer).await?;
-        let reader = self.reader(&permitted).await?;
-        Ok((permitted, reader))
+        let file = self.permit::<Reading>(caller, file, &attributes, timer).await?;
+        let reader = self.reader(&file).await?;
+        Ok(Source { file, reader, size: attributes.size })
+    }
+
+    /// Plans what becomes of the pages that a COPY brings in, as for a READ in this mode.
+    async fn plan_copy_source(
+        &self,
+        Source { file, reader, size }: Source,
+        mode: IoMode,
+    ) -> Result<CopySource, Status> {
+        let (brought_in, quiet) = match mode {
+            IoMode::Buffered => (BroughtIn::Kept, None),
+            _ if self.keeps_in_cache(&file, mode, size) => (BroughtIn::Counted, None),
+            // Pages that the kernel reads ahead lie behind the range, and would not be dropped.
+            _ => (BroughtIn::Dropped, self.quiet_reader(&file).await?),
+        };
+        Ok(CopySource { file, reader: quiet.unwrap_or(reader), brought_in })
     }
 
     /// A file to write to within a change.
@@ -292,6 +339,85 @@ impl Vfs {
     }
 }
 
+impl CopySource {
+    /// Copies as much as the kernel does, on a thread that may block.
+    fn copy(&self, writer: &OwnedFd, range: CopyRange, calls: &SystemCalls) -> Result<u64, Status> {
+        match self.brought_in {
+            BroughtIn::Kept => copy(&self.reader, writer, range, calls),
+            BroughtIn::Counted => self.copy_and_count(writer, range, calls),
+            BroughtIn::Dropped => {
+                let work = || self.copy_quietly(writer, range, calls);
+                drop_behind(&self.reader, range.of_source(), work)
+            }
+        }
+    }
+
+    fn copy_and_count(
+        &self,
+        writer: &OwnedFd,
+        range: CopyRange,
+        calls: &SystemCalls,
+    ) -> Result<u64, Status> {
+        let was_resident = is_resident(&self.reader, range.of_source());
+        let count = copy(&self.reader, writer, range, calls)?;
+        let copied = CopyRange { count, ..range }.of_source();
+        // A file system that shares blocks between files reads nothing.
+        if count > 0 && is_resident(&self.reader, copied) {
+            self.file.data().note_kept(copied, was_resident);
+        }
+        Ok(count)
+    }
+
+    /// As [`copy`], by a descriptor without read-ahead. By that the kernel would wait for the disk
+    /// after each [`TRIED_BYTES`]; so once it is known that it reads at all, it begins with the
+    /// rest of the range. Blocks that the files can share are not divided.
+    fn copy_quietly(
+        &self,
+        writer: &OwnedFd,
+        range: CopyRange,
+        calls: &SystemCalls,
+    ) -> Result<u64, Status> {
+        if range.count == 0 {
+            return Ok(0);
+        }
+        calls.note();
+        let source = range.of_source();
+        match io::clone_range(self.reader.as_fd(), source, writer.as_fd(), range.to) {
+            Ok(()) => return Ok(range.count),
+            // The file system shares blocks, but not all bytes are in whole ones: the kernel finds
+            // those that are.
+            Err(error) if error.kind() == ErrorKind::InvalidInput => {
+                return copy(&self.reader, writer, range, calls);
+            }
+            Err(_) => {}
+        }
+        let tried = CopyRange { count: range.count.min(TRIED_BYTES), ..range };
+        let done = copy(&self.reader, writer, tried, calls)?;
+        if done < tried.count || done == range.count {
+            return Ok(done);
+        }
+        let (from, to) = (range.from + done, range.to + done);
+        let rest = CopyRange { from, to, count: range.count - done };
+        // A network file system has its server copy, and leaves nothing in the cache here.
+        let copies_pages = is_resident(writer, tried.of_destination());
+        if copies_pages && !is_resident(&self.reader, rest.of_source()) {
+            begin_reading(&self.reader, rest.of_source());
+        }
+        // It is short then, as where the kernel fails on the way.
+        Ok(done + copy(&self.reader, writer, rest, calls).unwrap_or(0))
+    }
+}
+
+/// Has the kernel begin to read a range into the page cache, and nothing beside it. Errors are met
+/// by those who read it.
+fn begin_reading(file: &OwnedFd, range: ByteRange) {
+    let mut at = range.offset();
+    while let Some(len) = NonZeroU64::new(BEGUN_BYTES.min(range.end() - at)) {
+        let _ = fadvise(file, at, Some(len), Advice::WillNeed);
+        at += len.get();
+    }
+}
+
 /// Refuses ranges of one file that overlap.
 fn check_apart(source: &Inode, destination: &Inode, range: CopyRange) -> Result<(), Status> {
     let is_apart = range.from.abs_diff(range.to) >= range.count;
@@ -305,8 +431,8 @@ async fn lock_pages(
     destination: &Permitted<Writing>,
     range: CopyRange,
 ) -> Vec<RangeGuard> {
-    let to = ByteRange::between(range.to, range.to + range.count);
-    let from = ByteRange::between(range.from, range.from + range.count);
+    let to = range.of_destination();
+    let from = range.of_source();
     let own = &destination.data().ranges;
     if source.lock.is(&destination.lock) {
         let both = ByteRange::between(to.offset().min(from.offset()), to.end().max(from.end()));
@@ -343,5 +469,10 @@ fn copy(
     Ok(to - range.to)
 }
 
+/// Bytes that the kernel copies at a time through the page cache: those of a pipe.
+const TRIED_BYTES: u64 = 64 << 10;
+/// Bytes that the kernel is asked to begin to read at once. It cuts them to the longest request of
+/// the device or its read-ahead, which is no less on usual devices.
+const BEGUN_BYTES: u64 = 128 << 10;
 /// Bytes of one COPY, which keeps a data thread.
 const COPY_BYTES_MAX: u64 = 4 << 20;

@@ -100,6 +100,17 @@ where
     }
 }
 
+impl ReadPlan {
+    /// Whether what is read stays in the page cache, also if it was not there.
+    pub(super) fn keeps_in_cache(self) -> bool {
+        match self {
+            Self::Settled(ReadFrom::Buffered | ReadFrom::Cache(_)) => true,
+            Self::Settled(ReadFrom::DropBehind | ReadFrom::Direct { .. }) => false,
+            Self::CacheIfReread { .. } => false,
+        }
+    }
+}
+
 impl Room {
     fn suffices(self) -> bool {
         fits(self.uncached_bytes, self.free_bytes, self.total_bytes)

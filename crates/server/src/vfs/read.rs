@@ -14,9 +14,9 @@ use super::read_data::{Fetched, Partly, Read, Source};
 use super::splice::ThroughCache;
 use super::{Answer, Attributes, Caller, LiveAttributes, Object, Status, Vfs};
 use crate::counters::{CallKind, Counter, Phase};
-use crate::inode_cache::Inode;
+use crate::inode_cache::{Inode, Permitted, Reading};
 use crate::trace::{CallId, Event};
-use io::{ByteRange, FileVersion, IoPolicy, NowaitRead, Payload};
+use io::{ByteRange, FileVersion, IoMode, IoPolicy, NowaitRead, Payload};
 
 /// The result of a READ.
 pub(crate) struct ReadDone {
@@ -184,14 +184,31 @@ impl Vfs {
         let facts = ReadFacts {
             mode: read.policy.read,
             drops_behind: || root.io_support.drops_behind(),
-            room: || Room {
-                uncached_bytes: read.attributes.size.saturating_sub(data.kept_bytes()),
-                free_bytes: self.memory.free_bytes(),
-                total_bytes: self.memory.total_bytes(),
-            },
+            room: || self.room_in_cache(read.file, read.attributes.size),
             is_ahead: || !data.read_ahead.find(read.range, read.version).is_empty(),
         };
         facts.plan()
+    }
+
+    /// Whether data of a file that is `size` bytes long stays in the page cache when it is read in
+    /// this mode.
+    pub(super) fn keeps_in_cache(
+        &self,
+        file: &Permitted<Reading>,
+        mode: IoMode,
+        size: u64,
+    ) -> bool {
+        let room = || self.room_in_cache(file, size);
+        let facts = ReadFacts { mode, drops_behind: || true, room, is_ahead: || false };
+        facts.plan().keeps_in_cache()
+    }
+
+    fn room_in_cache(&self, file: &Permitted<Reading>, size: u64) -> Room {
+        Room {
+            uncached_bytes: size.saturating_sub(file.data().kept_bytes()),
+            free_bytes: self.memory.free_bytes(),
+            total_bytes: self.memory.total_bytes(),
+        }
     }
 
     /// From the page cache, if all of it is there, in `auto` with memory short.

@@ -328,14 +328,24 @@ pub(super) fn read_and_drop(
             None => support.note_no_drop_behind(|| file.root().name()),
         }
     }
+    drop_behind(reader, range, || Ok(io::read_at(reader.as_fd(), slice, range.offset())?))
+}
+
+/// Does `work`, which reads the range through the page cache, on this thread, and drops what was
+/// not in it before, also where `work` fails.
+pub(super) fn drop_behind<T>(
+    reader: &OwnedFd,
+    range: ByteRange,
+    work: impl FnOnce() -> Result<T, Status>,
+) -> Result<T, Status> {
     // Where the kernel does not report what was cached before, nothing is dropped. Some file
     // systems answer that question with an error, which is none of the data.
     let before = io::resident_ranges(reader.as_fd(), range).unwrap_or(None);
-    let len = io::read_at(reader.as_fd(), slice, range.offset())?;
+    let result = work();
     for others in before.iter().flat_map(|before| before.absent_in(range)) {
         if let Err(error) = io::drop_clean(reader.as_fd(), others) {
             tracing::debug!(%error, "pages were not dropped");
         }
     }
-    Ok(len)
+    result
 }

@@ -2,11 +2,13 @@
 
 use std::os::unix::fs::{FileExt, MetadataExt};
 
+use io::ByteRange;
 use proto::nfs4::*;
 use proto::xdr::{Decode, Encode};
 
 use super::client::{ALL_VERSIONS, Operations, Session, open_args};
 use crate::fixture::{Fixture, Mounted, is_root, set_mode};
+use crate::local_file::{LocalFile, assert_same, content};
 use crate::skip::skip_in_ci_too;
 
 const BLOCK: usize = 64 << 10;
@@ -186,6 +188,38 @@ fn copy_takes_bytes_from_one_file_to_another() {
     assert!(bed.contents("target") == data[BLOCK..]);
     let beyond = bed.range(1, 0, data.len() as u64);
     assert_eq!(bed.copy(beyond, source, target), Err(Status::Inval));
+}
+
+#[test]
+fn copy_leaves_the_page_cache_of_its_source_as_it_was() {
+    const FILE_BYTES: usize = 8 << 20;
+    // Of pages that were in use when they were dropped.
+    const REMAINS_MAX: u64 = 128 << 10;
+    let data = content(1, 0, FILE_BYTES);
+    for mode in ["dontcache", "direct"] {
+        let config = format!("{ALL_VERSIONS}    io_cache_read = \"{mode}\"");
+        let mut bed = Bed::of(Fixture::with(&config));
+        bed.write("source", 0, &data);
+        let local = LocalFile::open(&bed.fixture.exported("source"));
+        if !local.is_on_disk() {
+            return;
+        }
+        local.forget();
+        local.forbid_read_ahead();
+        local.read(1 << 20, BLOCK);
+        let (before, before_bytes) = (local.residency(), local.cached_bytes());
+        let (source, target) = (bed.source.0, bed.target.0);
+        let mut done = 0;
+        while done < FILE_BYTES as u64 {
+            done += bed.copy(bed.range(done, done, 0), source, target).unwrap().count;
+        }
+        assert_same(&bed.contents("target"), &data, mode);
+        let left = local.cached_bytes();
+        assert!(left <= before_bytes + REMAINS_MAX, "{mode}: {left} bytes are cached");
+        let after = local.residency();
+        let stays = |range: &ByteRange| after.covers(*range) || local.was_reclaimed(*range);
+        assert!(before.ranges().iter().all(stays), "{mode}: {before:?}, then {after:?}");
+    }
 }
 
 #[test]
