@@ -164,7 +164,7 @@ impl Vfs {
     ) -> Result<(Wcc, Result<usize, Status>), Status> {
         let mut timer = self.timer(file.root(), CallKind::Write);
         let (target, range) = self.may_write(file, change.before(), &request, &mut timer).await?;
-        let write = [PermittedWrite { place: 0, range, request }];
+        let write = [PermittedWrite::new(0, range, request)];
         let (calls, writer) = (change.system_calls(), Arc::clone(&target.writer));
         let end = move |written: Written, write: [PermittedWrite; 1]| {
             if written.lacks_space() {

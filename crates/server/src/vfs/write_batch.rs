@@ -115,7 +115,7 @@ impl Vfs {
             match self.may_write(file, &before, &request, &mut timer).await {
                 Ok((permitted, range)) => {
                     target = Some(permitted);
-                    writes.push(PermittedWrite { place, range, request });
+                    writes.push(PermittedWrite::new(place, range, request));
                 }
                 Err(status) => turns[place].result = Err(status),
             }

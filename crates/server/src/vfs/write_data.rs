@@ -26,6 +26,8 @@ pub(super) struct PermittedWrite {
     pub(super) place: usize,
     pub(super) range: ByteRange,
     pub(super) request: Box<WriteRequest>,
+    /// The plan of the first attempt, which counted it; `None` before that.
+    plan: Option<WritePlan>,
 }
 
 /// A file that may be written to, and its descriptor.
@@ -74,15 +76,15 @@ impl Vfs {
         &self,
         target: &WriteTarget,
         calls: SystemCalls,
-        writes: W,
+        mut writes: W,
         mut timer: PhaseTimer<'_>,
         end: impl FnOnce(Written, W) -> R + Send + 'static,
     ) -> Result<R, Status>
     where
-        W: AsRef<[PermittedWrite]> + Send + 'static,
+        W: AsRef<[PermittedWrite]> + AsMut<[PermittedWrite]> + Send + 'static,
         R: Send + 'static,
     {
-        let job = self.prepare_write(target, writes.as_ref()).await?;
+        let job = self.prepare_write(target, writes.as_mut()).await?;
         let identity = writes.as_ref()[0].request.caller.identity.clone();
         let file = Arc::clone(&target.file);
         let job = move || {
@@ -106,12 +108,15 @@ impl Vfs {
     ///
     /// # Errors
     /// As [`Self::perform_as_one`].
-    pub(super) async fn repeat_lacking<W: AsRef<[PermittedWrite]> + Send + 'static>(
+    pub(super) async fn repeat_lacking<W>(
         &self,
         target: &WriteTarget,
         change: &Change,
         (written, writes): (Written, W),
-    ) -> Result<(Written, W), Status> {
+    ) -> Result<(Written, W), Status>
+    where
+        W: AsRef<[PermittedWrite]> + AsMut<[PermittedWrite]> + Send + 'static,
+    {
         if !(written.lacks_space() && self.free_space(target.file.root()).await) {
             return Ok((written, writes));
         }
@@ -133,17 +138,20 @@ impl Vfs {
     }
 
     /// Plans adjacent WRITEs of one identity and mode, and acquires what the plan asks for. `None`
-    /// if they have no data.
+    /// if they have no data. Those that are attempted again, all of them, keep their plan.
     async fn prepare_write(
         &self,
         WriteTarget { file, writer }: &WriteTarget,
-        writes: &[PermittedWrite],
+        writes: &mut [PermittedWrite],
     ) -> Result<Option<WriteJob>, Status> {
         if writes[0].request.data.is_none() {
             return Ok(None);
         }
-        let plan = self.write_facts(file, writes).plan();
-        self.acquire_write(file, Arc::clone(writer), writes, plan).await.map(Some)
+        let planned = writes[0].plan;
+        let plan = planned.unwrap_or_else(|| self.write_facts(file, writes).plan());
+        let job = self.acquire_write(file, Arc::clone(writer), writes, plan).await;
+        writes.iter_mut().for_each(|write| write.plan = Some(plan));
+        job.map(Some)
     }
 
     /// The facts that decide how adjacent WRITEs are done.
@@ -184,7 +192,7 @@ impl Vfs {
         plan: WritePlan,
     ) -> Result<WriteJob, Status> {
         if writes.len() > 1 {
-            file.root().counters.add(Counter::WritesVectored, writes.len() as u64);
+            count_writes(file, Counter::WritesVectored, writes);
         }
         let range = range_of(writes);
         let target = match plan {
@@ -255,7 +263,8 @@ impl Vfs {
                 Route::Cached => Event::WriteVector,
                 Route::Direct => Event::WriteDirect,
             };
-            for write in writes.iter().filter(|write| write.range.overlaps(range)) {
+            let overlaps = |write: &&PermittedWrite| write.range.overlaps(range);
+            for write in first_attempts(writes).filter(overlaps) {
                 self.emit_write(event, write.request.call, write.range.intersection(range));
             }
         }
@@ -265,7 +274,8 @@ impl Vfs {
     }
 
     fn emit_writes(&self, event: Event, writes: &[PermittedWrite]) {
-        writes.iter().for_each(|write| self.emit_write(event, write.request.call, write.range));
+        first_attempts(writes)
+            .for_each(|write| self.emit_write(event, write.request.call, write.range));
     }
 
     fn window_of(&self, file: &Permitted<Writing>) -> Arc<WriteBehindFile> {
@@ -348,6 +358,10 @@ impl Written {
 }
 
 impl PermittedWrite {
+    pub(super) fn new(place: usize, range: ByteRange, request: Box<WriteRequest>) -> Self {
+        Self { place, range, request, plan: None }
+    }
+
     /// The bytes to write, if there are any.
     fn data(&self) -> Option<&[u8]> {
         self.request.data.as_ref().map(WriteData::as_slice)
@@ -377,7 +391,12 @@ fn takes_parts(direct: &DirectFile) -> bool {
 }
 
 fn count_writes(file: &Inode, counter: Counter, writes: &[PermittedWrite]) {
-    file.root().counters.add(counter, writes.len() as u64);
+    file.root().counters.add(counter, first_attempts(writes).count() as u64);
+}
+
+/// The WRITEs that were not attempted before: those that were are counted and traced already.
+fn first_attempts(writes: &[PermittedWrite]) -> impl Iterator<Item = &PermittedWrite> {
+    writes.iter().filter(|write| write.plan.is_none())
 }
 
 /// The range of adjacent WRITEs.

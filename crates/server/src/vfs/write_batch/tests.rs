@@ -81,6 +81,21 @@ impl Rig {
         self.server.counters().value(counter)
     }
 
+    /// How often a way for a WRITE was chosen.
+    fn choices(&self) -> u64 {
+        const CHOICES: [Counter; 8] = [
+            Counter::WritesCachedByMode,
+            Counter::WritesCachedInFreeMemory,
+            Counter::WritesWindowByMode,
+            Counter::WritesWindowAsSmall,
+            Counter::WritesWindowWithoutDirect,
+            Counter::WritesWindowAsStream,
+            Counter::WritesWindowUnderPressure,
+            Counter::WritesDirect,
+        ];
+        CHOICES.into_iter().map(|choice| self.counter(choice)).sum()
+    }
+
     fn content(&self) -> Vec<u8> {
         std::fs::read(&self.path).unwrap()
     }
@@ -400,7 +415,10 @@ fn writes_behind_one_that_fails_have_results_of_their_own() {
         let writes: Vec<_> = [start, start + 3_000, start + 6_000, start - 3_000]
             .map(|offset| (0, offset, &data[..], UNSTABLE))
             .into();
+        let choices = rig.choices();
         let replies = perform(&rig, &writes);
+        assert_eq!(rig.choices() - choices, 4, "{mode}: each is counted once");
+        assert_eq!(rig.counter(Counter::WritesVectored), 4, "{mode}");
         let counts: Vec<_> =
             replies.iter().map(|reply| reply.as_ref().map(|ok| ok.count)).collect();
         assert_eq!(counts[..2], [Ok(3_000), Ok(2_000)], "{mode}");
