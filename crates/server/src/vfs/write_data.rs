@@ -62,8 +62,9 @@ pub(super) struct Written {
     pub(super) result: Result<usize, io::WriteError>,
     /// The alignment of direct I/O that the kernel refused; the data went through the page cache.
     refused: Option<DioAlign>,
-    /// The range that was to go past the page cache and went through it; known if all was written.
-    cached_instead: Option<ByteRange>,
+    /// Bytes of a WRITE past the page cache that went through the window: its ragged ends, and what
+    /// the kernel took through the page cache alone, which is known if all was written.
+    window_bytes: u64,
 }
 
 impl Vfs {
@@ -321,17 +322,16 @@ impl Written {
 
     /// The outcome of a write that was to go through the page cache.
     fn cached(result: Result<usize, io::WriteError>) -> Self {
-        Self { result, refused: None, cached_instead: None }
+        Self { result, refused: None, window_bytes: 0 }
     }
 
     /// Counts the bytes in the file, and how they went there.
     fn count_bytes(&self, counters: &CounterSet, planned: Counter) {
         let count = self.count() as u64;
         counters.add(Counter::WriteBytes, count);
-        let instead = self.cached_instead.map_or(0, |range| range.len());
-        counters.add(planned, count - instead);
-        if instead > 0 {
-            counters.add(Counter::WriteWindowBytes, instead);
+        counters.add(planned, count - self.window_bytes);
+        if self.window_bytes > 0 {
+            counters.add(Counter::WriteWindowBytes, self.window_bytes);
         }
     }
 
@@ -493,16 +493,18 @@ fn write_split(
         Err(error) => (error.written, None, Some(split.middle)),
     };
     let in_file = first_bytes(ByteRange::between(split.head.offset(), split.tail.end()), written);
-    head.enroll(writer, split.head.intersection(in_file));
-    tail.enroll(writer, split.tail.intersection(in_file));
+    let ends = [split.head, split.tail].map(|end| end.intersection(in_file));
+    head.enroll(writer, ends[0]);
+    tail.enroll(writer, ends[1]);
     let cached = cached.map(|cached| cached.intersection(in_file));
     let cached = cached.filter(|cached| !cached.is_empty());
     if let Some(cached) = cached {
         window.enroll_undirected(writer, cached);
     }
     // Where it failed, it is not known what was cached.
-    let cached_instead = cached.filter(|_| outcome.is_ok());
-    Written { result: outcome.map(|done| done.written), refused, cached_instead }
+    let instead = cached.filter(|_| outcome.is_ok());
+    let window_bytes = ends.into_iter().chain(instead).map(|range| range.len()).sum();
+    Written { result: outcome.map(|done| done.written), refused, window_bytes }
 }
 
 fn first_bytes(range: ByteRange, len: usize) -> ByteRange {
@@ -561,15 +563,14 @@ mod tests {
     #[test]
     fn bytes_that_went_through_the_page_cache_instead_are_not_counted_as_direct() {
         let failed = io::WriteError { written: 5000, error: Errno::IO.into() };
-        let part = Some(ByteRange::between(4096, 12_288));
-        for (result, cached_instead, expected) in [
-            (Ok(16_384), None, [16_384, 16_384, 0]),
-            (Ok(16_384), part, [16_384, 8192, 8192]),
+        for (result, window_bytes, expected) in [
+            (Ok(16_384), 0, [16_384, 16_384, 0]),
+            (Ok(16_384), 8192, [16_384, 8192, 8192]),
             // The range that went through the page cache is not known then.
-            (Err(failed), None, [5000, 5000, 0]),
+            (Err(failed), 0, [5000, 5000, 0]),
         ] {
             let counters = CounterSet::default();
-            let written = Written { result, refused: None, cached_instead };
+            let written = Written { result, refused: None, window_bytes };
             written.count_bytes(&counters, Counter::WriteDirectBytes);
             let counted =
                 [Counter::WriteBytes, Counter::WriteDirectBytes, Counter::WriteWindowBytes]

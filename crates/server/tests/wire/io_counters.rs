@@ -1,6 +1,7 @@
 //! Each way that a READ or WRITE can take has its counter, which moves then and only then.
 
 use proto::nfs3::*;
+use rustix::param::page_size;
 use spillway_server::counters::Counter::{self, *};
 
 use crate::client::{Client, ok, refusal};
@@ -30,6 +31,8 @@ const WAYS: [Counter; 19] = [
     WritesDirect,
     WritesSplit,
 ];
+/// The counters of bytes of WRITEs by path.
+const BYTES_WRITTEN: [Counter; 3] = [WritePageCacheBytes, WriteWindowBytes, WriteDirectBytes];
 const FILE_BYTES: usize = (2 << 20) + 100;
 
 /// Runs `action`; returns the routes counted meanwhile, each as often as it was.
@@ -117,6 +120,13 @@ fn spliced_reads_are_also_counted_by_path() {
     }
 }
 
+/// Bytes of a WRITE that lie in pages which it has in part.
+fn ragged_bytes(offset: u64, len: u64) -> u64 {
+    let page = page_size() as u64;
+    let whole = (offset + len) / page * page - offset.next_multiple_of(page);
+    len - whole
+}
+
 #[test]
 fn writes_are_counted_by_path() {
     let (fixture, local, mut client, file) = serving("");
@@ -139,12 +149,24 @@ fn writes_are_counted_by_path() {
     ];
     for (mode, offset, len, expected) in cases {
         fixture.reload(&in_modes("", "auto", mode));
-        let before = fixture.counter(WriteBytes);
+        let in_all = fixture.counter(WriteBytes);
+        let before = BYTES_WRITTEN.map(|path| fixture.counter(path));
         let ways = counted(&fixture, || {
             ok(client.write(file, offset, &vec![1; len]));
         });
         assert_eq!(ways, expected, "{len} at {offset} in {mode}");
-        assert_eq!(fixture.counter(WriteBytes) - before, len as u64);
+        let bytes = len as u64;
+        assert_eq!(fixture.counter(WriteBytes) - in_all, bytes);
+        let ragged = if ways.contains(&WritesSplit) { ragged_bytes(offset, bytes) } else { 0 };
+        let expected = match ways.first() {
+            Some(WritesCachedByMode) => [bytes, 0, 0],
+            Some(WritesDirect) => [0, ragged, bytes - ragged],
+            _ => [0, bytes, 0],
+        };
+        let after = BYTES_WRITTEN.map(|path| fixture.counter(path));
+        let moved: Vec<_> =
+            after.iter().zip(before).map(|(after, before)| after - before).collect();
+        assert_eq!(moved, expected, "{len} at {offset} in {mode}");
     }
     fixture.reload(&in_modes("", "auto", "auto"));
     let ways = counted(&fixture, || {
@@ -349,7 +371,6 @@ fn bytes_are_counted_when_they_are_in_the_file() {
     if !is_root() {
         return;
     }
-    const PATHS: [Counter; 3] = [WritePageCacheBytes, WriteWindowBytes, WriteDirectBytes];
     for mode in ["buffered", "dontcache", "direct", "auto"] {
         let config = in_modes("", "auto", mode);
         let over = Fixture::over(&config, |dir| Mounted::tmpfs_export(dir, 512));
@@ -361,6 +382,6 @@ fn bytes_are_counted_when_they_are_in_the_file() {
         assert!((1..1 << 20).contains(&count), "{count} bytes fit");
         assert_eq!(refusal(client.write(file, count, &data)), Status::Nospc);
         assert_eq!(fixture.counter(WriteBytes), count, "{mode}");
-        assert_eq!(sum(&fixture, &PATHS), count, "{mode}");
+        assert_eq!(sum(&fixture, &BYTES_WRITTEN), count, "{mode}");
     }
 }
