@@ -321,9 +321,21 @@ impl Inode {
         self.is_dirty() && can_be_opened && self.any_reader().is_none()
     }
 
-    /// Whether a regular file is closed for writing only because it was not written for a while.
-    pub(crate) fn is_closed_for_writing(&self) -> bool {
-        self.file().is_ok_and(File::is_closed_for_writing)
+    /// Whether a regular file that the server does not have open for writing may be written by a
+    /// client: one for which it was open until it was not written for a while, or one of version 4
+    /// that has it open for writing by `has_writer`.
+    pub(crate) fn may_miss_writer(&self, has_writer: impl FnOnce(&Self) -> bool) -> bool {
+        let is_missed =
+            |file: &File| file.is_closed_for_writing() || (!file.is_writable() && has_writer(self));
+        self.file().is_ok_and(is_missed)
+    }
+
+    /// Keeps the descriptor, open for reading and writing, that has created this file, unless it is
+    /// open for writing already: by its mode the server may not be able to open another one.
+    pub(crate) fn keep_created(&self, writer: OwnedFd) {
+        if let Ok(file) = self.file() {
+            self.keep_for_writing(file, writer);
+        }
     }
 
     /// Opens a regular file for writing for [`Permitted::writer`] to give out. To be called within
@@ -343,16 +355,20 @@ impl Inode {
         if matches!(opened, Err(Errno::TXTBSY)) && file.is_closed_for_writing() {
             return Err(Status::Delay);
         }
-        let fd = Arc::new(opened?);
-        let kept = file.descriptors().write.get_or_insert(fd).clone();
+        Ok(self.keep_for_writing(file, opened?))
+    }
+
+    /// Keeps a descriptor for writing, unless there is one; returns the one kept.
+    fn keep_for_writing(&self, file: &File, fd: OwnedFd) -> Arc<OwnedFd> {
+        let kept = file.descriptors().write.get_or_insert_with(|| Arc::new(fd)).clone();
         file.note_write();
         file.state.note_writer(&kept);
         self.count_descriptors();
-        Ok(kept)
+        kept
     }
 
     /// Whether a descriptor is open for writing.
-    pub(super) fn is_writable(&self) -> bool {
+    pub(crate) fn is_writable(&self) -> bool {
         self.file().is_ok_and(File::is_writable)
     }
 

@@ -105,25 +105,6 @@ impl InodeCache {
         self.insert(Inode::new(&self.states, root, handle, file_type, (base, room)))
     }
 
-    /// As [`Self::add`], for a regular file with the descriptor that created it, open for reading
-    /// and writing. That is another one, for it may be closed before the object.
-    pub(crate) fn add_created(
-        &self,
-        root: Arc<ExportRoot>,
-        handle: KernelHandle,
-        base: (OwnedFd, Counted),
-        writer: OwnedFd,
-    ) -> Arc<Inode> {
-        let file = Inode::new(&self.states, root, handle, FileType::RegularFile, base);
-        if let Ok(data) = file.file() {
-            let writer = Arc::new(writer);
-            data.state.note_writer(&writer);
-            data.descriptors().write = Some(writer);
-        }
-        file.count_descriptors();
-        self.insert(file)
-    }
-
     fn insert(&self, file: Inode) -> Arc<Inode> {
         let key = file.key();
         file.placed_at_secs.store(self.began.elapsed().as_secs(), Ordering::Relaxed);

@@ -24,7 +24,7 @@ pub(super) async fn setattr(
     let (caller, object) = request.resolve(&args.object)?;
     let change = convert::change(&args.new_attributes);
     let guard = args.guard.map(convert::timestamp);
-    let answer = request.service.vfs.setattr(&caller, &object, change, guard).await;
+    let answer = request.service.setattr(&caller, &object, change, guard).await;
     let wcc = convert::wcc(&object, &answer.attributes.0);
     answer.result.map_err(Refused::with(wcc))?;
     Ok(SetattrOk { wcc })

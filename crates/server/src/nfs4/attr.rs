@@ -254,8 +254,8 @@ impl<'a> Compound<'a> {
             let checked = self.check_io(&located, &args.stateid, ShareAccess::Write).await?;
             located.caller = checked.0;
         }
-        let vfs = &self.request.service.vfs;
-        let answer = vfs.setattr(&located.caller, &located.object, change, None).await;
+        let service = self.request.service;
+        let answer = service.setattr(&located.caller, &located.object, change, None).await;
         *set = convert::set_by(answer.attributes.1, args.attributes.bitmap);
         Ok(answer.result?)
     }

@@ -238,7 +238,7 @@ impl<'a> Compound<'a> {
         }
         let Located { caller, object } = &target.located;
         let change = AttributeChange { size: Some(0), ..AttributeChange::default() };
-        self.request.service.vfs.setattr(caller, object, change, None).await.result?;
+        self.request.service.setattr(caller, object, change, None).await.result?;
         Ok(())
     }
 

@@ -10,9 +10,10 @@ use super::Service;
 use crate::config::Config;
 use crate::counters::Counter;
 use crate::descriptor_plan::DescriptorPlan;
-use crate::fs::Status;
+use crate::export::Object;
+use crate::fs::{Caller, Status, Timestamp};
 use crate::held_files::{NotMirrored, file_id};
-use crate::inode_cache::{IdleInodes, Inode};
+use crate::inode_cache::{IdleInodes, Inode, Wcc};
 use crate::local_conflicts;
 use crate::random::random_u64;
 use crate::recovery::Recovered;
@@ -20,7 +21,7 @@ use crate::state::{
     Callback, ChannelAttributes, Delegate, Effect, FileId, Limits, LockGrant, Message,
     NotDelegated, Piece, Session, State, Step, TestedLock,
 };
-use crate::vfs::RETURN_PAUSES;
+use crate::vfs::{Answer, Applied, AttributeChange, RETURN_PAUSES};
 
 /// Bytes of a COMPOUND besides the data of a READ or WRITE, at most, in each direction.
 const COMPOUND_BYTES_MAX: u32 = 8 * 1024;
@@ -279,6 +280,19 @@ impl Service {
         let (state, now) = (Arc::clone(&self.state), self.now());
         let is_held_for_writing = move |inode: &Inode| state.has_writer(file_id(inode), now);
         self.vfs.close_idle(idle, is_held_for_writing).await;
+    }
+
+    /// [`Vfs::setattr`](crate::vfs::Vfs::setattr) of a file that clients of version 4 may have open
+    /// for writing.
+    pub(crate) async fn setattr(
+        &self,
+        caller: &Caller,
+        object: &Object,
+        change: AttributeChange,
+        guard: Option<Timestamp>,
+    ) -> Answer<(Wcc, Applied), ()> {
+        let has_writer = |inode: &Inode| self.state.has_writer(file_id(inode), self.now());
+        self.vfs.setattr(caller, object, change, guard, has_writer).await
     }
 }
 

@@ -90,8 +90,9 @@ impl Vfs {
         }
     }
 
-    /// SETATTR, RFC 1813 §3.3.2, as the caller. `guard`, when given, must be the ctime before. The
-    /// answer has the parts that are done with the attributes.
+    /// SETATTR, RFC 1813 §3.3.2, as the caller. `guard`, when given, must be the ctime before.
+    /// `has_writer`: whether a client of version 4 has a file open for writing. The answer has the
+    /// parts that are done with the attributes.
     ///
     /// The parts are applied in the order length, owner, mode, times, for each may undo the next
     /// when applied after it; a failure leaves the earlier ones done, as the RFC allows.
@@ -106,6 +107,7 @@ impl Vfs {
         object: &Object,
         change: AttributeChange,
         guard: Option<Timestamp>,
+        has_writer: impl FnOnce(&Inode) -> bool,
     ) -> Answer<(Wcc, Applied), ()> {
         // Before it waits for others: they have nothing to return for a call that is refused.
         if let Err(status) = change.check().and_then(|()| caller.may_change()) {
@@ -141,7 +143,7 @@ impl Vfs {
             return Answer { attributes: (wcc, Applied::default()), result: Err(status) };
         }
         if forbids_opening {
-            self.keep_writable(&file).await;
+            self.keep_writable(&file, has_writer).await;
         }
         let changed = Arc::clone(&file);
         let cut = Applied { size: change.size.is_some(), ..Applied::default() };

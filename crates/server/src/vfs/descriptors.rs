@@ -46,12 +46,18 @@ impl Vfs {
         }
     }
 
-    /// Opens a file for writing again that was not written for a while, before a change of its mode
-    /// may forbid that to a server without privileges: clients that have it open go on writing. To
-    /// be called within that change, which is one of
-    /// [`Changing::Data`](crate::inode_cache::Changing::Data).
-    pub(super) async fn keep_writable(&self, file: &Arc<Inode>) {
-        if !file.is_closed_for_writing() {
+    /// Opens a file for writing that clients may have open for writing, before a change of its mode
+    /// may forbid that to a server without privileges: they go on writing. To be called within that
+    /// change, which is one of [`Changing::Data`](crate::inode_cache::Changing::Data).
+    ///
+    /// Not every file: while it is open for writing, and by such a mode it stays so as long as it
+    /// is used, local programs cannot execute it.
+    pub(super) async fn keep_writable(
+        &self,
+        file: &Arc<Inode>,
+        has_writer: impl FnOnce(&Inode) -> bool,
+    ) {
+        if !file.may_miss_writer(has_writer) {
             return;
         }
         let (kept, device) = (Arc::clone(file), file.root().device());

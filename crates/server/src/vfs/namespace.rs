@@ -55,7 +55,7 @@ impl Vfs {
         let in_memory =
             component.as_deref().ok().and_then(|name| find_in_memory(caller, &directory, name));
         if let Some((fd, Some((attributes, found)))) = in_memory {
-            self.keep(&directory, &found, Opened::PathOnly(fd)).await;
+            self.keep(&directory, &found, Opened::path_only(fd)).await;
             return Answer { attributes: Some(attributes), result: Ok(found) };
         }
         self.engine.ask_for_metadata_thread().await;
@@ -90,7 +90,7 @@ impl Vfs {
                 let fd = if name == b".." { self.in_export(dir.root(), fd).await } else { Ok(fd) };
                 let result = match fd {
                     Ok(fd) => {
-                        self.keep(&directory, &found, Opened::PathOnly(fd)).await;
+                        self.keep(&directory, &found, Opened::path_only(fd)).await;
                         Ok(found)
                     }
                     Err(status) => Err(status),
@@ -354,29 +354,39 @@ impl Vfs {
 
     /// Puts a descriptor that an operation has opened into the cache: the next request for the
     /// object is most likely on its way.
-    async fn keep(&self, directory: &Inode, found: &Found, fd: Opened) -> Arc<Inode> {
+    async fn keep(&self, directory: &Inode, found: &Found, opened: Opened) -> Arc<Inode> {
+        let Opened { base, writer } = opened;
         let root = Arc::clone(directory.root());
         let key = InodeKey::new(&root, found.handle);
-        if let Some(file) = self.inode_cache.find(&key) {
-            return file;
-        }
-        let room = self.room(&key, root.device()).await;
-        let (handle, file_type) = (found.handle, found.attributes.file_type);
-        match fd {
-            Opened::PathOnly(fd) => self.inode_cache.add(root, handle, file_type, (fd, room)),
-            Opened::Writable { base, writer } => {
-                self.inode_cache.add_created(root, handle, (base, room), writer)
+        let file = match self.inode_cache.find(&key) {
+            Some(file) => file,
+            None => {
+                let room = self.room(&key, root.device()).await;
+                let (handle, file_type) = (found.handle, found.attributes.file_type);
+                self.inode_cache.add(root, handle, file_type, (base, room))
             }
+        };
+        // Also where a LOOKUP of another client has put the file into the cache.
+        if let Some(writer) = writer {
+            file.keep_created(writer);
         }
+        file
     }
 }
 
-/// A descriptor that an operation leaves behind.
-enum Opened {
+/// The descriptors that an operation leaves behind.
+struct Opened {
     /// Good for attributes and as the start of a path.
-    PathOnly(OwnedFd),
-    /// The same, and one for reading and writing, by which the file was created.
-    Writable { base: OwnedFd, writer: OwnedFd },
+    base: OwnedFd,
+    /// Another one, for reading and writing, by which the file was created: it may be closed before
+    /// the object.
+    writer: Option<OwnedFd>,
+}
+
+impl Opened {
+    fn path_only(base: OwnedFd) -> Self {
+        Self { base, writer: None }
+    }
 }
 
 /// A name that is to be made: `.` and `..` exist already.
@@ -448,7 +458,7 @@ fn find_in_memory(
 
 fn find_child(directory: &Inode, name: &CStr) -> Result<(Found, Opened), Status> {
     let (found, fd) = open_child(directory, name)?;
-    Ok((found, Opened::PathOnly(fd)))
+    Ok((found, Opened::path_only(fd)))
 }
 
 fn open_child(directory: &Inode, name: &CStr) -> Result<(Found, OwnedFd), Status> {

@@ -102,7 +102,7 @@ impl Vfs {
         if let Some(size) = size {
             let object = dir.found(found.handle);
             let change = AttributeChange { size: Some(size), ..AttributeChange::default() };
-            let cut = self.setattr(caller, &object, change, None).await;
+            let cut = self.setattr(caller, &object, change, None, |_| false).await;
             if let Err(status) = cut.result {
                 return Answer { attributes: answer.attributes, result: Err(status) };
             }
@@ -273,7 +273,7 @@ fn adopt_new_file(
     };
     match finish() {
         Ok((found, base, changed_since)) => {
-            Ok(New { found, fd: Opened::Writable { base, writer }, changed_since })
+            Ok(New { found, fd: Opened { base, writer: Some(writer) }, changed_since })
         }
         Err(status) => {
             remove_new(directory, name, Some(writer.as_fd()), AtFlags::empty());
@@ -393,7 +393,7 @@ fn make_child(
     let changed_since = set.inspect_err(|_| {
         remove_new(directory, name, Some(fd.as_fd()), flags);
     })?;
-    Ok(New { found, fd: Opened::PathOnly(fd), changed_since })
+    Ok(New { found, fd: Opened::path_only(fd), changed_since })
 }
 
 fn make_entry(at: BorrowedFd<'_>, name: &CStr, kind: &NodeKind, mode: u32) -> Result<(), Status> {
@@ -445,4 +445,32 @@ fn left_to_set(change: &AttributeChange, made: &LiveAttributes) -> AttributeChan
     let cleared = special != 0 && (uid.is_some() || gid.is_some() || size.is_some());
     let mode = (not_taken || cleared).then_some(made.mode | special);
     AttributeChange { mode, uid, gid, size, ..*change }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::fs::PATH_ONLY;
+    use crate::vfs::readable::{open, serve};
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn the_descriptor_that_created_a_file_is_kept_where_a_lookup_came_first() {
+        let dir = tempfile::tempdir().unwrap();
+        let export = dir.path().join("export");
+        std::fs::create_dir(&export).unwrap();
+        let path = export.join("f");
+        let created = std::fs::File::options().read(true).write(true).create_new(true).open(&path);
+        let writer = OwnedFd::from(created.unwrap());
+        let base = rustix::fs::open(&path, PATH_ONLY, Mode::empty()).unwrap();
+        let server = serve(dir.path()).await;
+        let directory = open(&server, &export).await;
+        let file = open(&server, &path).await;
+        assert!(!file.is_writable());
+        let found = Found::new(&directory, *file.handle(), attributes_of(&writer).unwrap());
+        let opened = Opened { base, writer: Some(writer) };
+        let kept = server.service().vfs.keep(&directory, &found, opened).await;
+        assert!(Arc::ptr_eq(&kept, &file) && file.is_writable());
+    }
 }

@@ -56,3 +56,29 @@ fn a_file_is_written_after_the_holder_of_its_delegation_has_changed_its_mode() {
     }
     client::ok(other.write(object, 0, PROGRAM));
 }
+
+/// Without privileges the server opens the file for writing while it may; this test runs as a user
+/// too.
+#[test]
+fn a_file_is_written_after_a_change_of_its_mode_that_came_before_the_first_write() {
+    let fixture = fixture();
+    std::fs::write(fixture.exported("f"), "").unwrap();
+    let mut writer = Session::of(&fixture, b"writer", 1);
+    let export = writer.export();
+    let (file, stateid) = writer.open(export, b"f");
+    writer.ok(&chmod(file, 0o444));
+    let stable = StableHow::Unstable;
+    let write = WriteArgs { stateid, offset: 0, stable, data: PROGRAM };
+    writer.ok(&Operations::new().at(file).op(OperationCode::Write, &write));
+}
+
+#[test]
+fn a_file_that_a_client_reads_is_executed_after_a_change_of_its_mode() {
+    let fixture = fixture();
+    std::fs::write(fixture.exported("f"), PROGRAM).unwrap();
+    let mut reader = Session::of(&fixture, b"reader", 1);
+    let export = reader.export();
+    let (file, _) = open(&mut reader, export, b"f", ShareAccess::Read).unwrap();
+    reader.ok(&chmod(file, 0o555));
+    assert!(can_be_executed(&fixture.exported("f")));
+}
