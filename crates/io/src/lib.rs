@@ -114,7 +114,7 @@ pub use read_history::ReadHistory;
 pub use read_order::{ReadOrder, ReadTurn};
 pub use residency::{CacheState, Residency, cache_state, drop_clean, resident_ranges};
 pub use slab::BUFFER_ALIGN;
-pub use socket::{unacknowledged_bytes, watch_socket};
+pub use socket::{acknowledged_bytes, unacknowledged_bytes, watch_socket};
 pub use streams::{CHUNK_BYTES, Stream, Streams};
 pub use time_slice::take_short_slices;
 pub use write_behind::{

@@ -1,6 +1,7 @@
 //! The kernel's state of a connected TCP socket, and its watch by a runtime.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::net::TcpStream;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -34,6 +35,33 @@ pub fn unacknowledged_bytes(socket: BorrowedFd<'_>) -> io::Result<u64> {
     u64::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
 }
 
+/// The bytes written to a TCP socket that its peer has acknowledged (`tcpi_bytes_acked` of
+/// `TCP_INFO`, tcp(7)). Exact also while other threads write.
+///
+/// # Errors
+/// The errors of getsockopt(2).
+pub fn acknowledged_bytes(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
+    let mut len =
+        libc::socklen_t::try_from(size_of::<libc::tcp_info>()).map_err(io::Error::other)?;
+    // SAFETY: the kernel stores at most `len` bytes where the pointer points, and that is a live
+    // local of this size. The descriptor is borrowed, so it stays open.
+    let outcome = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut len,
+        )
+    };
+    if outcome != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: it consists of integers, for which all bytes are valid, and was zeroed.
+    Ok(unsafe { info.assume_init() }.tcpi_bytes_acked)
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
@@ -54,6 +82,7 @@ mod tests {
     #[test]
     fn received_bytes_become_acknowledged() {
         let (mut near, mut far) = connected();
+        let before = acknowledged_bytes(near.as_fd()).unwrap();
         near.write_all(b"twelve bytes").unwrap();
         far.read_exact(&mut [0; 12]).unwrap();
         let begun = Instant::now();
@@ -61,6 +90,7 @@ mod tests {
             assert!(begun.elapsed() < Duration::from_secs(10));
             std::thread::yield_now();
         }
+        assert_eq!(acknowledged_bytes(near.as_fd()).unwrap() - before, 12);
     }
 
     #[test]

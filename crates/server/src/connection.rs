@@ -41,6 +41,8 @@ use timing::Timed;
 /// Longer data is thrown away and the call refused, or the connection ended where the record is
 /// longer than this and a head. A reload that admits the peer applies to its next record.
 const STRANGER_TRANSFER_BYTES_MAX: u32 = 4096;
+/// A client does not connect anew and send its calls again, and newer ones, in less time.
+const LONG_WAIT: Duration = Duration::from_secs(1);
 /// The number of the next connection.
 static NEXT_CONNECTION: AtomicU64 = AtomicU64::new(0);
 
@@ -184,9 +186,10 @@ pub(crate) async fn serve(
         // Without it each poll takes a random number, to choose where it begins.
         biased;
         () = activity.evicted() => tracing::debug!(client = %address, "evicted"),
-        () = calls(&flow, intake, receiver) => {}
-        // The peer does not take its replies, or sends what are no calls.
+        // The peer does not take its replies, or sends what are no calls. In front of its next
+        // calls, for which a peer that was given up has made room.
         _ = &mut sender => service.counters.add(Counter::BrokenConnections, 1),
+        () = calls(&flow, intake, receiver) => {}
         _ = stop.wait_for(|stop| *stop) => {}
     }
     drain(&socket, activity, &mut stop, last_calls_max).await;
@@ -201,6 +204,9 @@ pub(crate) async fn serve(
 async fn calls(flow: &FlowHandle, intake: Arc<Intake>, receiver: Receiver<SocketReader>) {
     let (replies, activity) = (Arc::clone(&intake.replies), Arc::clone(&intake.activity));
     intake.service.connections.may_take_calls(&activity).await;
+    if replies.has_lost_peer() {
+        return;
+    }
     flow.schedule(flushed(&replies, take_calls(flow, intake, receiver))).await;
 }
 
@@ -218,7 +224,7 @@ async fn flushed(replies: &ReplyQueue, work: impl Future<Output = ()>) {
 /// Receives calls until the peer closes the connection or sends a message that is not a call.
 async fn take_calls(flow: &FlowHandle, intake: Arc<Intake>, mut receiver: Receiver<SocketReader>) {
     let mut streak = Streak::default();
-    let mut next = intake.next(&mut receiver).await;
+    let mut next = intake.next(&mut receiver, None).await;
     loop {
         let mut call = match next {
             Next::Call(call) => call,
@@ -226,7 +232,7 @@ async fn take_calls(flow: &FlowHandle, intake: Arc<Intake>, mut receiver: Receiv
                 if flow.quantum_is_over(Moment::now()) {
                     tokio::task::yield_now().await;
                 }
-                next = intake.next(&mut receiver).await;
+                next = intake.next(&mut receiver, None).await;
                 continue;
             }
             Next::End => return,
@@ -250,11 +256,11 @@ async fn take_calls(flow: &FlowHandle, intake: Arc<Intake>, mut receiver: Receiv
             }
         }
         let received = call.received;
-        begin(call).await;
+        let ((), waits_since) = intake.noting_waits(begin(call), None).await;
         if flow.quantum_is_over(received) {
             tokio::task::yield_now().await;
         }
-        next = intake.next(&mut receiver).await;
+        next = intake.next(&mut receiver, waits_since).await;
     }
 }
 
@@ -272,29 +278,83 @@ async fn begin(Accepted { thread, share, work, .. }: Accepted) {
 impl Intake {
     /// Receives the next record. One at a time, also of those without work: the caller's bounds
     /// hold between two of them.
-    async fn next(&self, receiver: &mut Receiver<SocketReader>) -> Next {
-        let Self { service, peer, activity, dues, .. } = self;
-        let withheld = service.connections.slots_withheld();
-        let Some(slot) = activity.slot(withheld).await else { return Next::End };
-        if dues.are_set() && !Box::pin(self.wait_for_limits(receiver.has_more())).await {
+    ///
+    /// A client that gives a connection up sends its calls again over another, and newer ones then.
+    /// Its old calls must not be executed after these, but the kernel keeps what came in front of a
+    /// reset. So a record that the server itself has made wait, in front of this or from
+    /// `waits_since`, is discarded if the peer has given the connection up.
+    async fn next(
+        &self,
+        receiver: &mut Receiver<SocketReader>,
+        waits_since: Option<Moment>,
+    ) -> Next {
+        let mut incoming = Incoming::new(self.peer.programs);
+        let taken = self.take_record(receiver, &mut incoming);
+        let (taken, waits_since) = self.noting_waits(taken, waits_since).await;
+        let Some((slot, record)) = taken else { return Next::End };
+        if let Some(since) = waits_since
+            && self.is_given_up(since, record.payload.is_some()).await
+        {
+            tracing::debug!(client = %self.peer.address, "given up before its next call began");
             return Next::End;
         }
-        let mut incoming = Incoming::new(peer.programs);
-        let record = match self.receive(receiver, &mut incoming).await {
-            Ok(Some(record)) => record,
-            Ok(None) => return Next::End,
+        let call = self.accept(slot, incoming, record, receiver.has_more());
+        call.map_or(Next::Settled, Next::Call)
+    }
+
+    /// Whether the peer takes no replies any more, by a record that has waited since then. A closed
+    /// connection shows no reset until a reply has come to the peer, and no end of the stream while
+    /// the window is full: after a long wait the replies under way must have an effect first.
+    async fn is_given_up(&self, since: Moment, holds_memory: bool) -> bool {
+        let Self { service, replies, .. } = self;
+        if since.elapsed() < LONG_WAIT {
+            return replies.has_lost_peer();
+        }
+        !replies.reach_peer(holds_memory, &service.timers).await
+    }
+
+    /// The outcome of `work`, and since when something other than the peer was waited for: from
+    /// `waits_since`, or from the first such wait of `work`.
+    async fn noting_waits<T>(
+        &self,
+        work: impl Future<Output = T>,
+        mut waits_since: Option<Moment>,
+    ) -> (T, Option<Moment>) {
+        let mut work = pin!(work);
+        poll_fn(|context| {
+            let polled = work.as_mut().poll(context);
+            if polled.is_pending() && !self.activity.waits_for_peer() {
+                waits_since.get_or_insert_with(Moment::now);
+            }
+            polled.map(|outcome| (outcome, waits_since))
+        })
+        .await
+    }
+
+    /// Waits for a slot and for the limits of exports, and then for a record. `None` at the end of
+    /// the connection.
+    async fn take_record(
+        &self,
+        receiver: &mut Receiver<SocketReader>,
+        incoming: &mut Incoming,
+    ) -> Option<(Slot, Record)> {
+        let Self { service, peer, activity, dues, .. } = self;
+        let withheld = service.connections.slots_withheld();
+        let slot = activity.slot(withheld).await?;
+        if dues.are_set() && !Box::pin(self.wait_for_limits(receiver.has_more())).await {
+            return None;
+        }
+        match self.receive(receiver, incoming).await {
+            Ok(record) => return record.map(|record| (slot, record)),
             Err(error @ ReceiveError::Idle(_)) => {
                 tracing::debug!(client = %peer.address, %error, "idle connection closed");
-                return Next::End;
             }
             Err(error) => {
                 tracing::info!(client = %peer.address, %error, "connection closed");
                 service.counters.add(Counter::BrokenConnections, 1);
-                return Next::End;
             }
-        };
-        let call = self.accept(slot, incoming, record, receiver.has_more());
-        call.map_or(Next::Settled, Next::Call)
+        }
+        None
     }
 
     /// The next record. A WRITE is counted in the order in which the heads of calls arrive.

@@ -179,6 +179,11 @@ impl Activity {
         self.has_called.store(true, Ordering::Relaxed);
     }
 
+    /// Whether the connection waits for bytes of its peer, and for nothing else.
+    pub(crate) fn waits_for_peer(&self) -> bool {
+        !self.is_held_back.load(Ordering::Relaxed) && self.peer_wait.since().is_some()
+    }
+
     /// Notes whether the connection waits for limits of exports, or for the end of its peer's
     /// state: it is idle then unless a call is at work, whatever is unread. A call that waits for
     /// its peer's limits must not keep a place that no other connection can leave.

@@ -94,7 +94,7 @@ pub(crate) struct Service {
     /// Whether threads can act as the users that clients name.
     assumes_users: bool,
     /// The runtime whose timers calls use on threads that have none.
-    timers: Handle,
+    pub(crate) timers: Handle,
 }
 
 fn engine(config: &Config) -> Engine {

@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use io::{BufferPool, ClientId, Engine};
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
 use super::delivery::Link;
@@ -28,6 +29,8 @@ use super::transport::Transport;
 
 /// How long a peer may leave a full stream unread.
 const STALL_MAX: Duration = Duration::from_secs(60);
+/// How often an acknowledgement is looked for.
+const ACKNOWLEDGEMENT_INTERVAL: Duration = Duration::from_millis(5);
 /// Replies that one system call sends, at most.
 const BATCH_REPLIES_MAX: usize = 16;
 /// A reply as long as this is sent at once: the system call is a small part of what it costs.
@@ -102,6 +105,40 @@ impl ReplyQueue {
     /// The connection that replies leave by.
     pub fn link(&self) -> &Arc<Link> {
         &self.link
+    }
+
+    /// Whether no reply reaches the peer any more: it was given up, or has closed or reset the
+    /// connection. One that has ended its own side alone still gets its replies.
+    pub fn has_lost_peer(&self) -> bool {
+        self.lock().broken || self.transport.has_hung_up()
+    }
+
+    /// Waits until the peer has acknowledged more of the replies than now, or all. `false` if it is
+    /// lost, or acknowledges nothing for as long as a full stream may stay unread: not for long if
+    /// others want the memory that its next call holds (`holds_memory`). Runs on any thread, with
+    /// the timers of `timers`.
+    pub async fn reach_peer(&self, holds_memory: bool, timers: &Handle) -> bool {
+        let (transport, began) = (&self.transport, Instant::now());
+        // A stream that does not know them is taken for one that has none left.
+        let acknowledged = || transport.acknowledged_bytes().unwrap_or(u64::MAX);
+        let is_all_acknowledged = || transport.unacknowledged_bytes().unwrap_or(0) == 0;
+        let before = acknowledged();
+        loop {
+            let is_reached = is_all_acknowledged() || acknowledged() > before;
+            let is_wanted = holds_memory && self.buffers.has_waiters_for(self.client);
+            let at_most = if is_wanted { WINDOW } else { STALL_MAX };
+            if self.has_lost_peer() || began.elapsed() > at_most {
+                return false;
+            }
+            if is_reached {
+                return true;
+            }
+            let sleep = {
+                let _entered = timers.enter();
+                Box::pin(tokio::time::sleep(ACKNOWLEDGEMENT_INTERVAL))
+            };
+            sleep.await;
+        }
     }
 
     /// Sends a reply, or leaves it to the current sender, or to [`flush`](Self::flush).

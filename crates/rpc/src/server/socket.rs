@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use ::io::{Pipe, unacknowledged_bytes, watch_socket};
+use ::io::{Pipe, acknowledged_bytes, unacknowledged_bytes, watch_socket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::ioctl_fionread;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
@@ -87,11 +87,6 @@ impl Socket {
     /// Whether the peer has ended its side of the stream.
     pub fn sends_no_more(&self) -> bool {
         self.shows(PollFlags::RDHUP)
-    }
-
-    /// Whether the stream has ended in both directions, or was reset: no reply reaches the peer.
-    pub fn has_hung_up(&self) -> bool {
-        self.shows(PollFlags::HUP | PollFlags::ERR)
     }
 
     /// Whether something that the peer has sent was not received yet.
@@ -253,6 +248,14 @@ impl Transport for Socket {
 
     fn unacknowledged_bytes(&self) -> io::Result<u64> {
         unacknowledged_bytes(self.stream.as_fd())
+    }
+
+    fn acknowledged_bytes(&self) -> io::Result<u64> {
+        acknowledged_bytes(self.stream.as_fd())
+    }
+
+    fn has_hung_up(&self) -> bool {
+        self.shows(PollFlags::HUP | PollFlags::ERR)
     }
 
     fn unread_bytes(&self) -> io::Result<u64> {

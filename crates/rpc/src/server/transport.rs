@@ -33,6 +33,15 @@ pub trait Transport: Send + Sync {
     /// Why they are not known.
     fn unacknowledged_bytes(&self) -> io::Result<u64>;
 
+    /// Of the bytes sent, those that the peer has acknowledged.
+    ///
+    /// # Errors
+    /// Why they are not known.
+    fn acknowledged_bytes(&self) -> io::Result<u64>;
+
+    /// Whether the stream has ended in both directions, or was reset: no reply reaches the peer.
+    fn has_hung_up(&self) -> bool;
+
     /// Bytes that have arrived and were not received yet.
     ///
     /// # Errors

@@ -152,7 +152,7 @@ impl Intake {
     /// call at work. `false` if the peer has hung up and is owed no answer. `has_more`: a part of
     /// the next call was received.
     pub(super) async fn wait_for_limits(&self, has_more: bool) -> bool {
-        let Self { service, activity, dues, socket, .. } = self;
+        let Self { service, activity, dues, socket, replies, .. } = self;
         let (began, mut holds_call) = (Moment::now(), false);
         let mut delay = dues.delay(service, activity.client());
         if delay.is_zero() {
@@ -172,7 +172,7 @@ impl Intake {
                 service.counters.add(Counter::LimitWaits, 1);
             }
             let is_owed = holds_call || activity.has_calls_at_work();
-            if socket.has_hung_up() || socket.sends_no_more() && !is_owed {
+            if replies.has_lost_peer() || socket.sends_no_more() && !is_owed {
                 return false;
             }
             delay = dues.delay(service, activity.client());

@@ -276,7 +276,7 @@ impl Stay {
     fn lay_down(&self, mut receiver: Receiver<SocketReader>) {
         let intake = Arc::clone(&self.intake);
         let reading: Reading = Box::pin(async move {
-            let next = intake.next(&mut receiver).await;
+            let next = intake.next(&mut receiver, None).await;
             (receiver, next)
         });
         *self.reading.lock().unwrap_or_else(PoisonError::into_inner) = Some(reading);

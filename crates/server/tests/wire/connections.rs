@@ -8,7 +8,7 @@ use proto::mount3::MountStatus;
 use proto::nfs3::{self, StableHow, Status, WriteArgs};
 use proto::nfs4;
 use proto::oncrpc::{AcceptStat, ReplyHeader};
-use rustix::net::sockopt::set_socket_recv_buffer_size;
+use rustix::net::sockopt::{set_socket_linger, set_socket_recv_buffer_size};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use spillway_server::counters::Counter;
 use spillway_server::report::{DroppedClient, Monitor};
@@ -131,15 +131,26 @@ fn with_a_frozen_disk() -> Option<(Fixture, Mounted, Client, Frozen, Vec<u8>)> {
     with_settings_and_a_frozen_disk("")
 }
 
-/// As [`with_a_frozen_disk`], with settings of the server.
+/// An export of a disk that is not frozen.
+const HEALTHY: &str = r#"
+    [[export]]
+    path = "$DIR/healthy"
+    name = "/healthy"
+    squash = "none"
+"#;
+
+/// As [`with_a_frozen_disk`], with settings of the server, which also serves [`HEALTHY`].
 fn with_settings_and_a_frozen_disk(
     settings: &str,
 ) -> Option<(Fixture, Mounted, Client, Frozen, Vec<u8>)> {
     if !is_root() {
         return None;
     }
-    let config = format!("{settings}\n{NETWORK}");
-    let (fixture, disk) = Fixture::over(&config, Mounted::ext4_export)?;
+    let config = format!("{settings}\n{NETWORK}\n{HEALTHY}");
+    let (fixture, disk) = Fixture::over(&config, |dir| {
+        std::fs::create_dir(dir.join("healthy")).unwrap();
+        Mounted::ext4_export(dir)
+    })?;
     let (mut client, root) = fixture.mounted();
     let object = client.create(root, "f");
     let frozen = Frozen::at(&fixture.path("export"));
@@ -178,6 +189,52 @@ fn connection_with_a_call_at_work_is_not_idle() {
     assert!(client.is_closed_by_server());
     assert!(answered.elapsed() > Duration::from_millis(900), "the clock starts at its end");
     assert_eq!(fixture.counter(Counter::BrokenConnections), 0);
+}
+
+/// Waits until so many calls are at work.
+#[track_caller]
+fn calls_at_work_are(fixture: &Fixture, calls: u64) {
+    assert!(eventually(|| fixture.figure("calls_in_flight") == calls), "{:?}", fixture.counters());
+}
+
+#[test]
+fn call_that_waited_for_a_slot_is_not_executed_after_its_client_has_given_it_up() {
+    for is_reset in [true, false] {
+        call_that_waited_for_a_slot_is_not_executed(is_reset);
+    }
+}
+
+/// `is_reset`: the client resets the connection; otherwise it closes it.
+fn call_that_waited_for_a_slot_is_not_executed(is_reset: bool) {
+    // Two calls of a connection at a time.
+    let frozen = with_settings_and_a_frozen_disk("memory = \"8MiB\"");
+    let Some((fixture, _disk, mut second, frozen, setattr)) = frozen else { return };
+    let root = second.mnt("/healthy");
+    let file = second.create(root, "f");
+    let mut first = fixture.client();
+    for xid in 1..=2_u32 {
+        let call = [&xid.to_be_bytes()[..], &setattr[4..]].concat();
+        first.send_record(&call);
+    }
+    calls_at_work_are(&fixture, 2);
+    let (stable, data) = (StableHow::Unstable, &b"old"[..]);
+    let args = encoded(&WriteArgs { file, offset: 0, count: 3, stable, data });
+    let write = (nfs3::PROGRAM, nfs3::VERSION, nfs3::Procedure::Write.code());
+    let call = first.encode(3, write, &args);
+    first.send_record(&call);
+    // So that the server's socket has it before the reset.
+    std::thread::sleep(Duration::from_millis(100));
+    if is_reset {
+        set_socket_linger(&first.stream, Some(Duration::ZERO)).unwrap();
+    }
+    drop(first);
+    for data in [b"old", b"new"] {
+        second.write(file, 0, data).unwrap();
+    }
+    second.commit(file).unwrap();
+    drop(frozen);
+    open_connections_fall_to(&fixture, 1);
+    assert_eq!(std::fs::read(fixture.path("healthy/f")).unwrap(), b"new");
 }
 
 fn drop_client(monitor: &Monitor, address: Ipv4Addr) -> DroppedClient {

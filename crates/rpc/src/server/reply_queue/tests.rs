@@ -112,6 +112,7 @@ struct MemoryState {
     taken: Vec<u8>,
     room: usize,
     acknowledged: usize,
+    has_hung_up: bool,
     waker: Option<Waker>,
 }
 
@@ -161,6 +162,14 @@ impl Transport for Memory {
     fn unacknowledged_bytes(&self) -> std::io::Result<u64> {
         let state = self.0.lock().unwrap();
         Ok((state.taken.len() - state.acknowledged) as u64)
+    }
+
+    fn acknowledged_bytes(&self) -> std::io::Result<u64> {
+        Ok(self.0.lock().unwrap().acknowledged as u64)
+    }
+
+    fn has_hung_up(&self) -> bool {
+        self.0.lock().unwrap().has_hung_up
     }
 
     fn unread_bytes(&self) -> std::io::Result<u64> {
@@ -243,6 +252,32 @@ fn a_reply_is_delivered_when_its_last_byte_is_acknowledged() {
         drop(queue);
         drop(stream);
         assert_eq!(delivery(), [Delivery::Acknowledged, Delivery::Lost]);
+    });
+}
+
+#[test]
+fn a_peer_is_reached_when_it_acknowledges_more_and_not_when_it_hangs_up() {
+    run(async {
+        let (stream, queue) = in_memory();
+        let timers = Handle::current();
+        let is_reached = || queue.reach_peer(false, &timers);
+        assert!(is_reached().await, "there is nothing to acknowledge");
+        queue.send(reply(64));
+        for acknowledged in [8, 64] {
+            // Begun on a thread without timers.
+            let mut reached = Box::pin(is_reached());
+            std::thread::scope(|scope| {
+                let begun =
+                    scope.spawn(|| reached.as_mut().poll(&mut Context::from_waker(Waker::noop())));
+                assert!(begun.join().unwrap().is_pending());
+            });
+            assert!(timeout(5 * ACKNOWLEDGEMENT_INTERVAL, &mut reached).await.is_err());
+            stream.0.lock().unwrap().acknowledged = acknowledged;
+            assert!(timeout(SOON, reached).await.unwrap());
+        }
+        queue.send(reply(64));
+        stream.0.lock().unwrap().has_hung_up = true;
+        assert!(!timeout(SOON, is_reached()).await.unwrap());
     });
 }
 
