@@ -156,6 +156,23 @@ async fn an_unanswered_call_closes_the_connection_and_is_resent() {
 }
 
 #[tokio::test]
+async fn replies_that_have_arrived_count_although_the_client_was_stopped_for_longer_than_timeo() {
+    let timeout = Duration::from_millis(300);
+    for options in [RpcOptions { timeout, ..hard() }, soft(timeout)] {
+        let (_peer, rpc, mut connected) = Peer::connected(&options).await;
+        // The order in which tasks are polled may be random.
+        for number in 0..16 {
+            let call = ask(&rpc, number);
+            let received = connected.receive().await;
+            connected.echo(&received).await;
+            // The client and its timers do not run meanwhile, as after SIGSTOP.
+            std::thread::sleep(options.patience() + timeout / 2);
+            assert_eq!(answered(call).await.unwrap(), number);
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_soft_call_fails_in_its_time_and_its_late_reply_is_ignored() {
     let (peer, rpc, mut connected) = Peer::connected(&soft(TIMEOUT)).await;
     let begin = Instant::now();

@@ -13,6 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
+use tokio::task::coop::unconstrained;
 
 use super::calls::{Calls, Draft, Message, xid};
 use super::connect::{self, HeldPort};
@@ -121,7 +122,10 @@ impl Connection {
         let task = tokio::spawn({
             let state = Arc::clone(&state);
             async move {
-                tokio::join!(state.serve(stream), state.watch());
+                // Replies that have arrived come before the loss of their calls: a program that was
+                // stopped for long finds both at once. The calls of a server that sends without a
+                // pause are lost in their time all the same.
+                tokio::join!(biased; state.serve(stream), unconstrained(state.watch()));
             }
         });
         Self { state, task }
@@ -242,9 +246,12 @@ impl State {
     async fn exchange(&self, stream: &mut TcpStream) -> io::Error {
         let (reader, writer) = stream.split();
         tokio::select! {
-            error = self.write_calls(writer) => error,
+            // Replies that have arrived are read before the connection is given up. It does not
+            // keep calls from being sent: replies alone use up the task's budget of polls.
+            biased;
             error = self.read_replies(reader) => error,
-            error = self.await_overdue() => error,
+            error = unconstrained(self.write_calls(writer)) => error,
+            error = unconstrained(self.await_overdue()) => error,
         }
     }
 
