@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use proto::oncrpc::RecordMark;
-use rpc::client::{REPLY_BYTES_MIN, Route, RpcOptions};
+use rpc::client::{REPLY_BYTES_MIN, Route, Rpc, RpcOptions};
 use rustix::io::Errno;
 use spillway_client::Error;
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpSocket;
 
 use crate::peer::{
@@ -20,6 +20,8 @@ use crate::skip::skip;
 const SOON: Duration = Duration::from_millis(300);
 /// Long against the pauses before a new connection and the delays of a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(2);
+/// Of tests in which the peer does something many times within it.
+const SLOW_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[tokio::test]
 async fn replies_come_in_any_order() {
@@ -170,6 +172,72 @@ async fn replies_that_have_arrived_count_although_the_client_was_stopped_for_lon
             assert_eq!(answered(call).await.unwrap(), number);
         }
     }
+}
+
+#[tokio::test]
+async fn a_server_whose_replies_take_longer_than_timeo_in_all_keeps_the_connection() {
+    let options = RpcOptions { timeout: SLOW_TIMEOUT, ..hard() };
+    let (_peer, rpc, mut connected) = Peer::connected(&options).await;
+    let calls: Vec<_> = (0..20).map(|number| ask(&rpc, number)).collect();
+    let mut received = connected.receive_all(20).await;
+    // The oldest call is answered last.
+    received[10..].reverse();
+    received.rotate_left(10);
+    for call in &received {
+        tokio::time::sleep(SLOW_TIMEOUT / 10).await;
+        connected.echo(call).await;
+    }
+    for (number, call) in (0..).zip(calls) {
+        assert_eq!(answered(call).await.unwrap(), number);
+    }
+    // A single reply may take as long.
+    let call = ask(&rpc, 20);
+    let received = connected.receive().await;
+    for part in reply(received.xid, &[0; 176]).chunks(10) {
+        tokio::time::sleep(SLOW_TIMEOUT / 10).await;
+        connected.send(part).await;
+    }
+    assert_eq!(within(call).await.unwrap(), [0; 176][..]);
+}
+
+/// How long a client takes to reset a connection over which the peer acts by `step` again and
+/// again, but does not answer the first call.
+async fn found_after(step: impl AsyncFn(&Rpc, &mut Connected, u32)) -> Duration {
+    let options = RpcOptions { timeout: SLOW_TIMEOUT, ..hard() };
+    let (peer, rpc, mut connected) = Peer::connected(&options).await;
+    let began = Instant::now();
+    let _lost = ask(&rpc, 0);
+    let lost = connected.receive().await;
+    while !peer.is_called_within(Duration::ZERO).await {
+        step(&rpc, &mut connected, lost.xid).await;
+        assert!(began.elapsed() < SLOW_TIMEOUT * 10, "the lost call is not found");
+    }
+    began.elapsed()
+}
+
+#[tokio::test]
+async fn a_lost_call_is_found_beside_calls_that_are_answered() {
+    let found = found_after(async |rpc, connected, _| {
+        let call = ask(rpc, 1);
+        if let Some(received) = connected.try_receive().await {
+            // The client may have reset the connection.
+            drop(connected.stream.write_all(&reply(received.xid, &[0; 4])).await);
+            tokio::time::sleep(SLOW_TIMEOUT / 20).await;
+        }
+        drop(call);
+    });
+    let found = found.await;
+    assert!((SLOW_TIMEOUT..SLOW_TIMEOUT * 3).contains(&found), "{found:?}");
+}
+
+#[tokio::test]
+async fn a_lost_call_is_found_beside_replies_to_no_call() {
+    let found = found_after(async |_, connected, lost| {
+        tokio::time::sleep(SLOW_TIMEOUT / 20).await;
+        drop(connected.stream.write_all(&reply(lost.wrapping_add(7), &[0; 4])).await);
+    });
+    let found = found.await;
+    assert!((SLOW_TIMEOUT..SLOW_TIMEOUT * 3).contains(&found), "{found:?}");
 }
 
 #[tokio::test]

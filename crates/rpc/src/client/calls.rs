@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes};
 use proto::oncrpc::RecordMark;
@@ -77,6 +77,8 @@ pub(super) struct Calls {
     unsent_from: u64,
     /// How many of the waiting were sent over the present connection.
     in_flight: usize,
+    /// When the youngest of all calls that were answered was sent.
+    answered_sent: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -90,7 +92,7 @@ struct Waiting {
 
 impl Calls {
     pub(super) const fn new() -> Self {
-        Self { waiting: BTreeMap::new(), unsent_from: 0, in_flight: 0 }
+        Self { waiting: BTreeMap::new(), unsent_from: 0, in_flight: 0, answered_sent: None }
     }
 
     /// Puts a call at the end of the line. `number` is larger than all before it.
@@ -137,6 +139,7 @@ impl Calls {
             return false;
         }
         let Some(waiting) = self.take(number) else { return false };
+        self.answered_sent = self.answered_sent.max(waiting.sent);
         // The caller may have gone in this moment.
         let _ = waiting.reply.send(reply);
         true
@@ -160,6 +163,12 @@ impl Calls {
     pub(super) fn oldest_sent(&self) -> Option<Instant> {
         // Calls are sent in the order of the table.
         self.waiting.first_key_value()?.1.sent
+    }
+
+    /// Whether a call was answered that was sent so much later than the oldest.
+    pub(super) fn oldest_is_overtaken(&self, by: Duration) -> bool {
+        let both = self.oldest_sent().zip(self.answered_sent);
+        both.is_some_and(|(oldest, answered)| oldest + by <= answered)
     }
 
     /// Since when the longest waiting call waits.

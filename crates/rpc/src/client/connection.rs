@@ -3,13 +3,15 @@
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes};
 use rustix::io::Errno;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
@@ -35,6 +37,11 @@ const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// Bytes that a reply may have beside those asked for: its header, attributes, an entry's handle.
 const REPLY_HEAD_BYTES: usize = 64 << 10;
+/// How often the calls of a `soft` mount that are over their time wait for the rest of what has
+/// arrived. A server that sends without a pause does not keep them.
+const LOOKS_MAX: usize = 64;
+/// Bytes of replies that came in so short a time: there may be more in the socket.
+const READ_JUST_NOW: Duration = Duration::from_millis(10);
 /// Small replies are read together. Larger than this, the rest of a reply is read to its place.
 const READ_BUFFER_BYTES: usize = 4 << 10;
 
@@ -51,7 +58,7 @@ pub(super) struct Shared {
     /// Whether it was reported that the server does not respond.
     not_responding: AtomicBool,
     started: Instant,
-    /// When the latest reply to a call came, in milliseconds since `started`.
+    /// When the latest reply to a call came, in [`Self::now_ms`].
     replied_ms: AtomicU64,
 }
 
@@ -81,9 +88,13 @@ impl Shared {
         }
     }
 
+    /// Milliseconds since `started`.
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
     fn note_reply(&self) {
-        let now_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.replied_ms.store(now_ms, Ordering::Relaxed);
+        self.replied_ms.store(self.now_ms(), Ordering::Relaxed);
         let silent = self.not_responding.load(Ordering::Relaxed);
         if silent && self.not_responding.swap(false, Ordering::Relaxed) {
             tracing::info!("server {} OK", self.address);
@@ -117,6 +128,7 @@ impl Connection {
             outstanding: AtomicUsize::new(0),
             work: Notify::new(),
             replied: AtomicBool::new(false),
+            heard_ms: AtomicU64::new(0),
             last_error: Mutex::new(None),
         });
         let task = tokio::spawn({
@@ -176,6 +188,8 @@ struct State {
     work: Notify,
     /// A call has been answered over the present connection.
     replied: AtomicBool,
+    /// When the latest bytes of replies came, in [`Shared::now_ms`].
+    heard_ms: AtomicU64,
     /// Why there is no connection.
     last_error: Mutex<Option<Arc<io::Error>>>,
 }
@@ -267,44 +281,63 @@ impl State {
     }
 
     async fn read_replies(&self, from: impl AsyncRead + Unpin) -> io::Error {
+        let from = Heard { from, state: self };
         let mut from = BufReader::with_capacity(READ_BUFFER_BYTES, from);
         loop {
             let bytes_max = self.shared.record_bytes_max.load(Ordering::Relaxed);
+            let before_ms = self.heard_ms.load(Ordering::Relaxed);
             let answered = match record::read(&mut from, bytes_max).await {
                 Ok(record) => self.answer(record),
                 Err(error) => Err(error),
             };
-            if let Err(error) = answered {
-                return error;
+            match answered {
+                Ok(true) => self.note_bytes(),
+                Ok(false) => self.heard_ms.store(before_ms, Ordering::Relaxed),
+                Err(error) => return error,
             }
         }
     }
 
-    /// Gives a reply to its call. Fails when the record is none.
-    fn answer(&self, record: Bytes) -> io::Result<()> {
+    /// Notes that bytes of a reply have come.
+    fn note_bytes(&self) {
+        self.heard_ms.store(self.shared.now_ms(), Ordering::Relaxed);
+    }
+
+    /// When the latest bytes of replies came; the start before the first.
+    fn heard_at(&self) -> Instant {
+        self.shared.started + Duration::from_millis(self.heard_ms.load(Ordering::Relaxed))
+    }
+
+    /// Gives a reply to its call. `false` if none waits for it. Fails when the record is no reply.
+    fn answer(&self, record: Bytes) -> io::Result<bool> {
         let (xid, reply) = parse(record)?;
         // A reply without a waiting call is late: the call was cancelled. Or the peer has made it
         // up, so that it is no sign of a server that works.
         if !self.calls().answer(xid, reply) {
-            return Ok(());
+            return Ok(false);
         }
         if !self.replied.swap(true, Ordering::Relaxed) {
             *self.last_error() = None;
         }
         self.shared.note_reply();
         self.work.notify_one();
-        Ok(())
+        Ok(true)
     }
 
-    /// Waits until a call that was sent over this connection has had no reply for too long.
+    /// Waits until a reply is overdue: a call was sent over this connection, and no bytes of
+    /// replies have come for too long, or those to calls that were sent so much later. A slow link
+    /// delivers the replies to calls of one time for longer than that.
     async fn await_overdue(&self) -> io::Error {
         let timeout = self.shared.options.timeout;
         loop {
             let now = Instant::now();
-            let oldest = self.calls().oldest_sent();
+            let (oldest, is_overtaken) = {
+                let calls = self.calls();
+                (calls.oldest_sent(), calls.oldest_is_overtaken(timeout))
+            };
             // No call that is sent from now on can be due before this.
-            let due = oldest.unwrap_or(now) + timeout;
-            if oldest.is_some() && due <= now {
+            let due = oldest.map_or(now, |sent| sent.max(self.heard_at())) + timeout;
+            if oldest.is_some() && due <= now || is_overtaken {
                 return Errno::TIMEDOUT.into();
             }
             tokio::time::sleep_until(due.into()).await;
@@ -324,10 +357,18 @@ impl State {
                 continue;
             };
             if options.recovery == Recovery::Soft && oldest + patience <= now {
+                // More replies may have arrived than the budget of polls allows to read.
+                for _ in 0..LOOKS_MAX {
+                    if self.heard_at().elapsed() > READ_JUST_NOW {
+                        break;
+                    }
+                    tokio::task::yield_now().await;
+                }
                 self.give_up(now - patience);
                 continue;
             }
-            let mut silent_at = oldest.max(self.shared.replied_at()) + silence_max;
+            let heard = self.shared.replied_at().max(self.heard_at());
+            let mut silent_at = oldest.max(heard) + silence_max;
             if silent_at <= now {
                 self.shared.note_silence();
                 silent_at = now + silence_max;
@@ -359,5 +400,23 @@ impl State {
     fn note_failure(&self, error: io::Error) {
         let said = error.kind() != ErrorKind::TimedOut;
         *self.last_error() = said.then(|| Arc::new(error));
+    }
+}
+
+/// The replies of a connection as they come. Notes when bytes do.
+struct Heard<'a, R> {
+    from: R,
+    state: &'a State,
+}
+
+impl<R: AsyncRead + Unpin> AsyncRead for Heard<'_, R> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        ready!(Pin::new(&mut self.from).poll_read(context, buffer))?;
+        self.state.note_bytes();
+        Poll::Ready(Ok(()))
     }
 }

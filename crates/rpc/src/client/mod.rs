@@ -3,10 +3,9 @@
 //!
 //! A call is handed over once and keeps its transaction id until it is answered. Over TCP nothing
 //! is lost while a connection stands, so a call is sent again only over a new one: when the
-//! connection broke, and when a reply has taken longer than [`RpcOptions::timeout`], which breaks
-//! it. All unanswered calls then go out again in the order in which they were handed over, from the
-//! same port where that is to be had, so that a server's reply cache knows those it has carried
-//! out.
+//! connection broke, and when a reply is overdue by [`RpcOptions::timeout`], which breaks it. All
+//! unanswered calls then go out again in the order in which they were handed over, from the same
+//! port where that is to be had, so that a server's reply cache knows those it has carried out.
 
 mod calls;
 mod connect;
@@ -39,8 +38,10 @@ pub use error::{Error, Result};
 pub struct RpcOptions {
     /// TCP connections, 1 to [`CONNECTIONS_MAX`].
     pub connections: usize,
-    /// How long a reply may take until the connection is made anew and the call sent again, and how
-    /// long the making of a connection may take. At least 100 ms and at most a day.
+    /// How long no byte of a reply may come while a call is unanswered, until the connection is
+    /// made anew and the call sent again; this also happens when a call is answered that was sent
+    /// so much later. And how long the making of a connection may take. At least 100 ms and at most
+    /// a day.
     pub timeout: Duration,
     /// How often a call is sent again until it fails ([`Recovery::Soft`]): after this many times
     /// `timeout` and one. A silent server is reported then at the latest (`Hard`), or after 5 s.
