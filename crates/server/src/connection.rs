@@ -339,7 +339,7 @@ impl Intake {
         incoming: &mut Incoming,
     ) -> Option<(Slot, Record)> {
         let Self { service, peer, activity, dues, .. } = self;
-        let withheld = service.connections.slots_withheld();
+        let withheld = service.connections.slots_withheld(activity);
         let slot = activity.slot(withheld).await?;
         if dues.are_set() && !Box::pin(self.wait_for_limits(receiver.has_more())).await {
             return None;

@@ -37,7 +37,7 @@ const OTHERS_PART: usize = 4;
 /// Calls of all connections at work at a time, about: with many connections open, each takes fewer
 /// calls at a time. It bounds the small replies that peers leave unread.
 pub(crate) const CALLS_MAX: usize = 32 * 1024;
-/// Calls that a connection may have at work however many connections are open.
+/// Calls that a connection may have at work however many are open. That of a stranger has no more.
 pub(crate) const CALLS_MIN: usize = 2;
 /// How often a new connection that waits for a place searches for one to evict.
 const SEARCH_INTERVAL: Duration = Duration::from_millis(100);
@@ -365,10 +365,11 @@ impl Connections {
         }
     }
 
-    /// The slots that each connection has to leave unused now, because many are open.
-    pub(crate) fn slots_withheld(&self) -> usize {
-        let share = (CALLS_MAX / self.open().max(1)).max(CALLS_MIN);
-        self.calls_max.saturating_sub(share)
+    /// The slots that a connection has to leave unused now: because many are open, or because its
+    /// peer is a stranger, whose unread replies may hold memory too.
+    pub(crate) fn slots_withheld(&self, activity: &Activity) -> usize {
+        let share = if activity.is_stranger() { 0 } else { CALLS_MAX / self.open().max(1) };
+        self.calls_max.saturating_sub(share.max(CALLS_MIN))
     }
 
     /// A permit for a new connection, made by evicting an idle one where a limit is reached. Waits

@@ -16,8 +16,8 @@ use crate::service::Service;
 /// The RPC flavours that files can be used with (RFC 5531 §8.2): AUTH_SYS.
 const FLAVORS: [u32; 1] = [1];
 
-/// Decodes the arguments, runs the procedure and appends its result to `reply`. A list is returned
-/// in memory of the budget, to be sent behind it.
+/// Decodes the arguments, runs the procedure and appends its result to `reply`. A long list is
+/// returned in memory of the budget, to be sent behind it.
 ///
 /// # Errors
 /// The arguments are not those of the procedure.
@@ -56,7 +56,9 @@ pub(crate) async fn execute(
 }
 
 /// A list in memory of the budget, which is encoded again when there is that memory: what waits for
-/// memory holds none. One for which the budget is too small is appended to `reply`.
+/// memory holds none. One that the head of a reply has room for is appended to `reply`: the least
+/// buffer is many times as long, and no export has to admit the peer that leaves it unread. So is
+/// one for which the budget is too small.
 async fn in_budget(
     request: &Request<'_>,
     reply: &mut Writer,
@@ -67,18 +69,20 @@ async fn in_budget(
         encode(&mut list);
         list
     };
-    let mut wanted = encoded().len();
-    loop {
-        let Ok(buffer) = request.service.take_buffer(wanted).await else {
-            encode(reply);
-            return None;
-        };
-        let list = encoded();
+    let room = request.service.memory.reply_head_bytes_max.saturating_sub(reply.len());
+    let mut list = encoded();
+    while list.len() > room {
+        let wanted = list.len();
+        drop(list);
+        let taken = request.service.take_buffer(wanted).await;
+        list = encoded();
+        let Ok(buffer) = taken else { break };
         if list.len() <= buffer.capacity() {
             return Some(Payload::copied(buffer, list.as_slice()));
         }
-        wanted = list.len();
     }
+    reply.array(list.as_slice());
+    None
 }
 
 /// MNT, RFC 1813 §5.2.1. The path may lead below an export, but not out of it.

@@ -220,14 +220,18 @@ async fn all_strangers_share_one_limit() {
     connections.all_ended().await;
 }
 
-#[test]
-fn many_connections_share_the_calls() {
+#[tokio::test]
+async fn many_connections_share_the_calls_and_strangers_have_few() {
     let connections = connections(CALLS_MAX);
-    assert_eq!(connections.slots_withheld(), 0);
+    let client = connections.enter(address(1), || false).await.unwrap();
+    let stranger = connections.enter(address(2), || true).await.unwrap();
+    let withheld = |permit: &ConnectionPermit| connections.slots_withheld(&permit.activity);
+    assert_eq!(withheld(&client), 0);
+    assert_eq!(withheld(&stranger), CALLS - CALLS_MIN);
     connections.open.store(CALLS_MAX / 3, Ordering::Relaxed);
-    assert_eq!(connections.slots_withheld(), CALLS - 3);
+    assert_eq!(withheld(&client), CALLS - 3);
     connections.open.store(CALLS_MAX, Ordering::Relaxed);
-    assert_eq!(connections.slots_withheld(), CALLS - CALLS_MIN);
+    assert_eq!(withheld(&client), CALLS - CALLS_MIN);
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use proto::mount3;
 use proto::nfs3::{self, *};
 use rustix::io::dup;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -103,6 +104,36 @@ fn strangers_cannot_take_the_memory() {
     for _ in 0..4 {
         assert_eq!(ok(client.write(file, 0, &data)).count, 1 << 20);
     }
+}
+
+#[test]
+fn strangers_that_read_no_lists_of_exports_take_none_of_the_memory() {
+    // A list of some 1500 bytes.
+    let hosts: Vec<String> = (1..60).map(|net| format!("\"10.11.{net}.0/24\"")).collect();
+    let fixture = Fixture::with(&format!(
+        r#"
+        memory = "8MiB"
+        [[export]]
+        path = "$DIR/export"
+        name = "/export"
+        [[export.client]]
+        hosts = [{}]
+        "#,
+        hosts.join(", ")
+    ));
+    let before = fixture.figure("buffers_in_use_bytes");
+    let export = (mount3::PROGRAM, mount3::VERSION, mount3::Procedure::Export.code());
+    let mut strangers = Vec::new();
+    for _ in 0..4 {
+        let mut stranger = fixture.client();
+        stranger.stream.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
+        let calls = in_fragments(&stranger.encode(1, export, &[]), &[]).repeat(1000);
+        // Until the server reads no more, because its replies are not read.
+        while stranger.stream.write_all(&calls).is_ok() {}
+        strangers.push(stranger);
+    }
+    assert!(eventually(|| fixture.figure("calls_in_flight") == 4 * 2), "all replies are sent");
+    assert_eq!(fixture.figure("buffers_in_use_bytes"), before);
 }
 
 /// Runs an ignored test in a process of its own, whose memory, limits and descriptors are not those
