@@ -338,15 +338,7 @@ impl Server {
     pub async fn shutdown(mut self) -> Result<(), ShutdownError> {
         let failures = self.service.vfs.failed_flushes();
         self.stop.send_replace(true);
-        if !self.registered.is_empty()
-            && let Err(error) = registration::unregister(RPCBIND, &self.registered).await
-        {
-            tracing::warn!(%error, "cannot unregister from rpcbind");
-        }
-        let drained = self.service.connections.all_ended();
-        if tokio::time::timeout(DRAIN_MAX, drained).await.is_err() {
-            tracing::warn!("connections were still active when the server stopped");
-        }
+        self.drained(RPCBIND).await;
         for task in &self.tasks {
             task.abort();
         }
@@ -362,6 +354,23 @@ impl Server {
         }
         self.service.vfs.shutdown().await;
         if self.service.vfs.failed_flushes() == failures { Ok(()) } else { Err(ShutdownError) }
+    }
+
+    /// Unregisters from rpcbind and waits until all connections have ended, both within
+    /// [`DRAIN_MAX`] in all: what is written is flushed only then, also if rpcbind does not answer.
+    async fn drained(&self, rpcbind: SocketAddr) {
+        let unregistered = async {
+            if !self.registered.is_empty()
+                && let Err(error) = registration::unregister(rpcbind, &self.registered).await
+            {
+                tracing::warn!(%error, "cannot unregister from rpcbind");
+            }
+        };
+        let both = async { tokio::join!(self.service.connections.all_ended(), unregistered) };
+        let is_over = tokio::time::timeout(DRAIN_MAX, both).await.is_err();
+        if is_over && self.service.connections.open() > 0 {
+            tracing::warn!("connections were still active when the server stopped");
+        }
     }
 }
 
@@ -597,6 +606,25 @@ mod tests {
             assert_eq!(dir.path().join("state/nfs4").exists(), keeps_records);
             server.shutdown().await.unwrap();
         }
+    }
+
+    #[tokio::test]
+    async fn an_rpcbind_that_does_not_answer_adds_no_time_to_that_of_the_last_calls() {
+        let dir = directory();
+        let mut server = Server::start(config(dir.path(), "", "")).await.unwrap();
+        let rpcbind = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        server.registered = server.local_addrs.clone();
+        // A connection whose calls do not end.
+        let peer = SocketAddr::from((Ipv4Addr::LOCALHOST, 700));
+        let permit = server.service.connections.enter(peer, || false).await.unwrap();
+        tokio::time::pause();
+        let began = tokio::time::Instant::now();
+        server.drained(rpcbind.local_addr().unwrap()).await;
+        assert_eq!(began.elapsed().as_secs(), DRAIN_MAX.as_secs());
+        tokio::time::resume();
+        drop(permit);
+        server.registered.clear();
+        server.shutdown().await.unwrap();
     }
 
     #[tokio::test]

@@ -3,12 +3,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use proto::oncrpc::RecordMark;
 use proto::xdr::padded;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::{Error, Result};
 use crate::record::put_mark;

@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use rustix::io::Errno;
@@ -16,6 +16,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 use tokio::task::coop::unconstrained;
+use tokio::time::Instant;
 
 use super::calls::{Calls, Draft, Message, xid};
 use super::connect::{self, HeldPort};
@@ -340,7 +341,7 @@ impl State {
             if oldest.is_some() && due <= now || is_overtaken {
                 return Errno::TIMEDOUT.into();
             }
-            tokio::time::sleep_until(due.into()).await;
+            tokio::time::sleep_until(due).await;
         }
     }
 
@@ -377,7 +378,7 @@ impl State {
                 Recovery::Soft => silent_at.min(oldest + patience),
                 Recovery::Hard => silent_at,
             };
-            tokio::time::sleep_until(due.into()).await;
+            tokio::time::sleep_until(due).await;
         }
     }
 
