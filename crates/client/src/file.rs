@@ -21,8 +21,6 @@ pub struct OpenFlags {
     pub read: bool,
     /// For writing.
     pub write: bool,
-    /// Truncates the file, as `O_TRUNC`.
-    pub truncate: bool,
     /// A write returns when the data is on stable storage, as with `O_SYNC`.
     pub sync: bool,
     /// A read always makes a READ call, and a write returns after the reply to its WRITE, as with
@@ -34,7 +32,7 @@ impl OpenFlags {
     /// The permissions needed, a sum of `ACCESS_*`.
     pub(crate) fn wanted(self) -> u32 {
         let read = if self.read { ACCESS_READ } else { 0 };
-        let write = if self.write || self.truncate { ACCESS_MODIFY | ACCESS_EXTEND } else { 0 };
+        let write = if self.write { ACCESS_MODIFY | ACCESS_EXTEND } else { 0 };
         read | write
     }
 }

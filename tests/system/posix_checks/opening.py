@@ -119,6 +119,31 @@ def open_truncates_under_another_descriptor():
 
 
 @check
+def open_truncates_between_appended_lines_and_not_within_one():
+    """Truncating a log beside its writer leaves whole lines and no holes."""
+    line = b"x" * 99 + b"\n"
+    make("log")
+
+    def append():
+        with opened("log", os.O_WRONLY | os.O_APPEND) as log:
+            while os.path.exists("log.open"):
+                os.write(log, line)
+
+    make("log.open")
+    writer = Child(append)
+    try:
+        for _ in range(100):
+            create("log", flags=os.O_TRUNC)
+            expect(b"\0" not in content_of("log"), "a hole in front of a line")
+    finally:
+        os.unlink("log.open")
+        writer.result()
+    content = content_of("log")
+    same(len(content) % len(line), 0, "the rest behind whole lines")
+    same(content, line * (len(content) // len(line)), "content")
+
+
+@check
 def open_for_append_writes_at_the_end():
     make("file", b"0123")
     with opened("file", os.O_RDWR | os.O_APPEND) as file:

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::Instant;
 
-use proto::nfs3::{ACCESS_EXECUTE, Attributes, FileHandle, FsinfoOk, FsstatOk, SetAttributes};
+use proto::nfs3::{ACCESS_EXECUTE, Attributes, FileHandle, FsinfoOk, FsstatOk};
 use rustix::io::Errno;
 
 pub(crate) use namespace::FoundIn;
@@ -170,10 +170,6 @@ impl FileSystem {
         // ACCESS might overtake a REMOVE that was sent before.
         drop(inode.removal_turn().await);
         self.check_open(inode, wanted).await?;
-        if flags.truncate {
-            let new = SetAttributes { size: Some(0), ..SetAttributes::default() };
-            self.set_attributes(inode, new).await?;
-        }
         File::new(&self.nfs, hold, flags)
     }
 

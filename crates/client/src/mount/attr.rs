@@ -8,6 +8,7 @@ use proto::nfs3::{
 };
 use rustix::io::Errno;
 
+use super::grants::Access;
 use super::operations::{Node, Operations, Outcome, Refusal};
 use super::reply::{Answer, MODE_BITS};
 use super::request::{Head, Setattr, When};
@@ -41,8 +42,8 @@ impl Operations {
             mtime: set_time(set.mtime),
         };
         let caller = self.as_caller(head);
-        // truncate(2) by path: the kernel checks no permission, and SETATTR would succeed for an
-        // owner without write permission. OPEN has checked the permission of ftruncate(2).
+        // truncate(2), or open(2) with O_TRUNC: the kernel checks no permission, and SETATTR would
+        // succeed for an owner without write permission. OPEN has checked that of ftruncate(2).
         if set.size.is_some() && set.fh.is_none() {
             may(&caller, &node, ACCESS_MODIFY | ACCESS_EXTEND).await?;
         }
@@ -101,19 +102,31 @@ pub(super) async fn may(caller: &FileSystem, node: &Node, wanted: u32) -> Result
     let identity = caller.nfs().identity();
     let ctime = node.inode.attributes().ctime;
     let is_believed = !node.inode.attributes_ttl().is_zero();
-    let known = is_believed.then(|| node.grants.find(identity, ctime)).flatten();
+    let known = is_believed.then(|| node.grants.find(identity, ctime, wanted)).flatten();
     let granted = match known {
         Some(granted) => granted,
         None => {
             let granted = caller.access(&node.inode, ACCESS_ALL).await?;
-            // A reply with another ctime may be from before a change or after it.
-            if node.inode.attributes().ctime == ctime {
-                node.grants.learn(identity, ctime, granted);
-            }
+            node.note_access(caller, ctime, Access { asked: ACCESS_ALL, granted });
             granted
         }
     };
     if granted & wanted == wanted { Ok(()) } else { Err(Refusal(Errno::ACCESS)) }
+}
+
+impl Node {
+    /// Notes that an ACCESS, before which the file had this `ctime`, has granted the caller all of
+    /// `access`.
+    pub(super) fn note_granted(&self, caller: &FileSystem, ctime: Time, access: u32) {
+        self.note_access(caller, ctime, Access { asked: access, granted: access });
+    }
+
+    fn note_access(&self, caller: &FileSystem, ctime: Time, access: Access) {
+        // A reply with another ctime may be from before a change or after it.
+        if self.inode.attributes().ctime == ctime {
+            self.grants.learn(caller.nfs().identity(), ctime, access);
+        }
+    }
 }
 
 /// The bits of ACCESS for those of access(2), as in the kernel's NFS client.

@@ -30,14 +30,20 @@ pub(super) const EXIT_WAIT_MAX: Duration = Duration::from_secs(5);
 
 impl Operations {
     /// OPEN. ACCESS checks the caller's permission, because later requests may be answered from
-    /// caches; its attributes revalidate the caches for close-to-open consistency.
+    /// caches; its attributes revalidate the caches for close-to-open consistency. With `O_TRUNC`
+    /// the kernel sends a SETATTR next.
     pub(super) async fn open(&self, head: &Head, flags: u32) -> Outcome {
         let node = self.node(head.node)?;
         let caller = self.as_caller(head);
+        let before = node.inode.attributes();
         let file = if flags & FMODE_EXEC == 0 {
-            caller.open(&node.inode, open_flags(flags)).await?
+            let file = caller.open(&node.inode, open_flags(flags)).await?;
+            // For the SETATTR of O_TRUNC.
+            if file.flags().write {
+                node.note_granted(&caller, before.ctime, file.flags().wanted());
+            }
+            file
         } else {
-            let before = node.inode.attributes();
             let program = caller.open_program(&node.inode, open_flags(flags)).await?;
             // The kernel has asked for the mode before, and got it from the cache. Another client
             // may have written the file since.
@@ -51,14 +57,8 @@ impl Operations {
             program
         };
         // Pages are dropped before the reply and not during the GETATTR of the next read, see
-        // `kernel_view`. With O_TRUNC the kernel holds locks that the drop waits for, and sets the
-        // size to 0 itself.
-        if flags & O_TRUNC == 0 {
-            node.pages_dropped().await;
-        }
-        if flags & O_TRUNC != 0 {
-            node.view().note_cut(0);
-        }
+        // `kernel_view`.
+        node.pages_dropped().await;
         let bypasses_pages = self.must_bypass_pages(&node, file.flags().read);
         let keeps_pages = self.prepare_open(head.node, &node);
         let reply_flags = reply_flags(&file, flags, keeps_pages, bypasses_pages);
@@ -340,7 +340,6 @@ fn open_flags(flags: u32) -> OpenFlags {
     OpenFlags {
         read: mode != O_WRONLY,
         write: mode != O_RDONLY,
-        truncate: flags & O_TRUNC != 0,
         sync: flags & O_DSYNC != 0,
         direct: flags & O_DIRECT != 0,
     }
@@ -363,7 +362,6 @@ fn reply_flags(file: &File, flags: u32, keeps_pages: bool, bypasses_pages: bool)
 const O_ACCMODE: u32 = rustix::fs::OFlags::ACCMODE.bits();
 const O_RDONLY: u32 = rustix::fs::OFlags::RDONLY.bits();
 const O_WRONLY: u32 = rustix::fs::OFlags::WRONLY.bits();
-const O_TRUNC: u32 = rustix::fs::OFlags::TRUNC.bits();
 const O_EXCL: u32 = rustix::fs::OFlags::EXCL.bits();
 const O_DIRECT: u32 = rustix::fs::OFlags::DIRECT.bits();
 const O_APPEND: u32 = rustix::fs::OFlags::APPEND.bits();

@@ -405,11 +405,12 @@ impl Agreement {
     /// its errors reported; `AUTO_INVAL_DATA`, because the kernel would take our own changes for
     /// foreign ones and drop the pages just written; `EXPLICIT_INVAL_DATA`, without which the
     /// kernel drops a file's pages when it learns another size, of which own changes are none;
-    /// remote locks, which hold on this machine.
+    /// `ATOMIC_O_TRUNC`, with which the kernel does not lock the file until its size is 0: a
+    /// write(2) with `O_APPEND` would come with the old size as its offset; remote locks, which
+    /// hold on this machine.
     fn wanted(&self, capabilities: InitFlags) -> InitFlags {
         let mut flags = InitFlags::FUSE_ASYNC_READ
             | InitFlags::FUSE_BIG_WRITES
-            | InitFlags::FUSE_ATOMIC_O_TRUNC
             | InitFlags::FUSE_PARALLEL_DIROPS
             | InitFlags::FUSE_ASYNC_DIO
             | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP
@@ -496,13 +497,14 @@ mod tests {
     }
 
     #[test]
-    fn write_back_and_locks_stay_here() {
+    fn write_back_and_locks_stay_here_and_an_open_cuts_no_file() {
         let agreement = |readdirplus| Agreement { readdirplus, capabilities: Arc::default() };
         let flags = agreement(UseReaddirplus::Learned).wanted(InitFlags::all());
         for never in [
             InitFlags::FUSE_WRITEBACK_CACHE,
             InitFlags::FUSE_AUTO_INVAL_DATA,
             InitFlags::FUSE_EXPLICIT_INVAL_DATA,
+            InitFlags::FUSE_ATOMIC_O_TRUNC,
             InitFlags::FUSE_POSIX_LOCKS,
             InitFlags::FUSE_FLOCK_LOCKS,
         ] {

@@ -128,7 +128,7 @@ impl KernelView {
         }
     }
 
-    /// Notes that the kernel sets the size before a SETATTR or an OPEN with `O_TRUNC` returns.
+    /// Notes that the kernel sets the size before a SETATTR returns.
     pub(super) fn note_cut(&mut self, bytes: u64) {
         if let Some(size) = &mut self.size {
             size.bytes = bytes;

@@ -86,6 +86,13 @@ async fn write(operations: &Arc<Operations>, node: u64, fh: u64) {
     assert!(written.is_ok());
 }
 
+/// A write(2) of four bytes with `O_APPEND`, at the end of the file as the kernel has it.
+async fn append(operations: &Arc<Operations>, node: u64, fh: u64, offset: u64) {
+    let (data, flags) = (Bytes::from_static(b"data"), OFlags::APPEND.bits());
+    let written = operations.write(&request(node, 0), fh, offset, 0, flags, &data).await;
+    assert!(written.is_ok());
+}
+
 /// An open file of a server that has no space, with data that is not sent yet.
 async fn written_without_space() -> (Arc<Peer>, Arc<Operations>, u64, u64) {
     let (peer, operations) = Peer::mounted().await;
@@ -521,6 +528,37 @@ async fn ftruncate_is_the_call_of_the_opener() {
     let of_opener = (0, size, None);
     let wanted = [of_opener, of_opener, (OTHER, None, mode), (OTHER, size, None)];
     assert_eq!(sent.collect::<Vec<_>>(), wanted);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_open_with_o_trunc_leaves_the_truncation_to_the_setattr_behind_it() {
+    let (peer, operations) = Peer::mounted().await;
+    let node = looked_up(&operations).await;
+    let appender = opened(&operations, node, 0).await;
+    append(&operations, node, appender, 0).await;
+    let trunc = OFlags::WRONLY | OFlags::TRUNC;
+    opened_with(&operations, node, 0, trunc).await;
+    // The opener has not run yet: the kernel has the size from before.
+    append(&operations, node, appender, 4).await;
+    assert!(operations.sync(appender).await.is_ok());
+    assert!(peer.calls(&[Procedure::Setattr]).is_empty());
+    assert_eq!(peer.size(), 8);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_setattr_behind_an_open_with_o_trunc_makes_no_further_access() {
+    let (peer, operations) = Peer::mounted().await;
+    let node = looked_up(&operations).await;
+    opened_with(&operations, node, 1000, OFlags::WRONLY | OFlags::TRUNC).await;
+    let cut = Setattr { size: Some(0), ..Setattr::default() };
+    assert!(operations.setattr(&request(node, 1000), &cut).await.is_ok());
+    let calls = peer.calls(&[Procedure::Access, Procedure::Setattr, Procedure::Getattr]);
+    let after_root = calls.into_iter().map(|call| call.procedure).skip(1);
+    assert_eq!(after_root.collect::<Vec<_>>(), [Procedure::Access, Procedure::Setattr]);
+    // One that was opened for reading needs the permission to write.
+    opened_with(&operations, node, 2000, OFlags::RDONLY | OFlags::TRUNC).await;
+    assert!(operations.setattr(&request(node, 2000), &cut).await.is_ok());
+    assert_eq!(peer.calls(&[Procedure::Access]).len(), 3);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -10,8 +10,7 @@ use spillway_client::{FileSystem, Inode, MountOptions, OpenFlags};
 use crate::bed::{Bed, knob, options};
 use crate::tap::Seen;
 
-const READ: OpenFlags =
-    OpenFlags { read: true, write: false, truncate: false, sync: false, direct: false };
+const READ: OpenFlags = OpenFlags { read: true, write: false, sync: false, direct: false };
 const WRITE: OpenFlags = OpenFlags { write: true, ..READ };
 /// WRITEs of a file that await their reply at once.
 const IN_FLIGHT: [usize; 5] = [1, 2, 4, 20, 64];

@@ -10,8 +10,7 @@ use spillway_client::{Error, FileSystem, Inode, MountOptions, OpenFlags, Result,
 
 use crate::fixture::{Fixture, options, root_user};
 
-const READ: OpenFlags =
-    OpenFlags { read: true, write: false, truncate: false, sync: false, direct: false };
+const READ: OpenFlags = OpenFlags { read: true, write: false, sync: false, direct: false };
 const WRITE: OpenFlags = OpenFlags { write: true, ..READ };
 
 async fn mount_with(fixture: &Fixture, options: &MountOptions) -> FileSystem {
@@ -237,8 +236,9 @@ async fn a_cut_file_stays_cut() {
     file.close().await.unwrap();
     assert_eq!(fs::read(fixture.exported("file")).unwrap(), [2; 5_000]);
 
-    let truncate = OpenFlags { truncate: true, ..WRITE };
-    let file = file_system.open(&inode, truncate).await.unwrap();
+    let file = file_system.open(&inode, WRITE).await.unwrap();
+    let emptied = SetAttributes { size: Some(0), ..SetAttributes::default() };
+    assert_eq!(file_system.set_attributes(&inode, emptied).await.unwrap().size, 0);
     assert!(file.read_at(0, 10).await.unwrap().is_empty());
     assert_eq!(inode.attributes().size, 0);
 }

@@ -12,8 +12,7 @@ use crate::fixture::{Fixture, options};
 use crate::peer::within;
 use crate::way::{Way, mount_on_a_way};
 
-const READ: OpenFlags =
-    OpenFlags { read: true, write: false, truncate: false, sync: false, direct: false };
+const READ: OpenFlags = OpenFlags { read: true, write: false, sync: false, direct: false };
 const WRITE: OpenFlags = OpenFlags { write: true, ..READ };
 
 /// A file with own data, and a SETATTR of it that the server has executed and not answered yet,

@@ -5,7 +5,7 @@ use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::nfs3::{Procedure, Status};
+use proto::nfs3::{Procedure, SetAttributes, Status};
 use spillway_client::{File, FileSystem, Identity, Inode, OpenFlags, Result};
 use tokio::task::JoinHandle;
 
@@ -13,9 +13,8 @@ use crate::fixture::{Fixture, options};
 use crate::peer::within;
 use crate::way::{Way, mount_on_a_way};
 
-const READ: OpenFlags =
-    OpenFlags { read: true, write: false, truncate: false, sync: false, direct: false };
-const TRUNCATE: OpenFlags = OpenFlags { write: true, truncate: true, ..READ };
+const READ: OpenFlags = OpenFlags { read: true, write: false, sync: false, direct: false };
+const WRITE: OpenFlags = OpenFlags { write: true, ..READ };
 
 /// A mount over a way, with the closed files `a` and `b` of these names as data.
 async fn with_two_files(fixture: &Fixture) -> (Arc<Way>, FileSystem, [Arc<Inode>; 2]) {
@@ -79,15 +78,18 @@ async fn a_file_removed_during_its_open_is_read_until_it_is_closed() {
 }
 
 #[tokio::test]
-async fn a_file_removed_while_its_open_truncates_it_can_be_written() {
+async fn a_file_removed_while_it_is_truncated_can_be_written() {
     let fixture = Fixture::new().await;
     let (way, file_system, [a, _]) = with_two_files(&fixture).await;
+    let file = file_system.open(&a, WRITE).await.unwrap();
     way.setattrs.begin();
-    let open = opening(&file_system, &a, TRUNCATE);
+    let cut = SetAttributes { size: Some(0), ..SetAttributes::default() };
+    let (truncating, inode) = (file_system.clone(), Arc::clone(&a));
+    let cut = tokio::spawn(async move { truncating.set_attributes(&inode, cut).await });
     within(way.setattrs.held.notified()).await;
     within(file_system.remove(&file_system.root(), b"a")).await.unwrap();
     way.setattrs.end();
-    let file = within(open).await.unwrap().unwrap();
+    within(cut).await.unwrap().unwrap();
     file.write_at(0, b"new").await.unwrap();
     file.close().await.unwrap();
     assert_eq!(names(&fixture), ["b"]);

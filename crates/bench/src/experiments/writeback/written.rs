@@ -143,6 +143,5 @@ async fn directory(experiment: &Experiment<'_>, file_system: &FileSystem) -> Res
 }
 
 const READ_BYTES: usize = 1 << 20;
-const READ: OpenFlags =
-    OpenFlags { read: true, write: false, truncate: false, sync: false, direct: false };
+const READ: OpenFlags = OpenFlags { read: true, write: false, sync: false, direct: false };
 const WRITE: OpenFlags = OpenFlags { read: false, write: true, ..READ };

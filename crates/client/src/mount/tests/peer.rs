@@ -164,6 +164,11 @@ impl Peer {
         calls.into_iter().filter(|call| procedures.contains(&call.procedure)).collect()
     }
 
+    /// The size of all files.
+    pub(super) fn size(&self) -> u64 {
+        self.state().size
+    }
+
     /// Waits for a call of `procedure`.
     pub(super) async fn called(&self, procedure: Procedure) {
         let mut arrived = self.arrived.subscribe();
