@@ -14,6 +14,7 @@ use crate::fixture::{
     Server, assert_exit, assert_same_data, bytes_path, feed, pattern, run, spillway, succeeded,
     text,
 };
+use crate::relay::relay;
 use crate::skip::{skip, skip_in_ci_too};
 
 /// A tree of many kinds of files below `root`.
@@ -305,6 +306,51 @@ fn pipes_are_copied_from_and_to() {
     let output = run(["cp", &server.url("piped"), "/dev/stdout"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert!(output.stdout == data);
+}
+
+#[test]
+fn a_file_is_not_copied_onto_itself_by_another_address_of_its_server() {
+    let server = Server::start();
+    let other_address = relay(&server, |_| None);
+    server.put("file", "data");
+    fs::create_dir(server.path("dir")).unwrap();
+    server.put("dir/file", "data");
+    for [from, to] in [[server.url(""), other_address.clone()], [other_address, server.url("")]] {
+        let (from_file, to_file) = (format!("{from}/file"), format!("{to}/file"));
+        let sentence = format!("spillway cp: '{from_file}' and '{to_file}' are the same file");
+        for options in [&["cp"][..], &["cp", "-f"]] {
+            let output = run(options.iter().chain(&[&*from_file, &to_file]));
+            assert_exit(&output, 1, &sentence);
+        }
+        let (from_dir, to_dir) = (format!("{from}/dir"), format!("{to}/dir"));
+        let output = run(["cp", "-r", &from_dir, &to_dir]);
+        let made = format!("'{to_dir}/dir'");
+        let what = format!("cannot copy a directory, '{from_dir}', into itself, {made}");
+        assert_exit(&output, 1, &format!("spillway cp: {what}"));
+    }
+    assert_eq!(fs::read(server.path("file")).unwrap(), b"data");
+    assert_eq!(fs::read(server.path("dir/file")).unwrap(), b"data");
+}
+
+#[test]
+fn a_file_is_not_copied_onto_itself_by_another_export_or_a_path_here() {
+    let server = Server::overlapping("sub");
+    server.put("sub/file", "data");
+    let path = server.path("sub/file");
+    let (here, url) = (path.to_str().unwrap().to_owned(), server.url("sub/file"));
+    let other_export = format!("{}/file", server.url("").replace("/e", "/s"));
+    let pairs = [(&url, &other_export), (&other_export, &url), (&url, &here), (&here, &url)];
+    for (from, to) in pairs {
+        let sentence = format!("spillway cp: '{from}' and '{to}' are the same file");
+        for options in [&["cp"][..], &["cp", "-f"]] {
+            assert_exit(&run(options.iter().chain(&[&**from, to])), 1, &sentence);
+        }
+        let ctime = fs::metadata(&path).map(|file| (file.ctime(), file.ctime_nsec())).unwrap();
+        succeeded(run(["cp", "--resume", from, to]));
+        let after = fs::metadata(&path).map(|file| (file.ctime(), file.ctime_nsec())).unwrap();
+        assert_eq!(after, ctime, "a file that is skipped is changed");
+    }
+    assert_eq!(fs::read(&path).unwrap(), b"data");
 }
 
 #[test]

@@ -104,6 +104,15 @@ impl Server {
         Self::with(dir, root, exports)
     }
 
+    /// One that also exports the directory `name` in `/e`, as `/s`.
+    pub(crate) fn overlapping(name: &str) -> Self {
+        let (dir, root) = fresh();
+        let below = root.join(name);
+        fs::create_dir(&below).unwrap();
+        let exports = export("/e", &root, "none") + &export("/s", &below, "none");
+        Self::with(dir, root, exports)
+    }
+
     /// One of `root`, which is to stay for as long as `dir` does.
     pub(crate) fn of(dir: TempDir, root: PathBuf) -> Self {
         let exports = export("/e", &root, "none");

@@ -204,7 +204,7 @@ impl Copier {
                     }
                 };
                 let target = target.below(&dir.to, &name);
-                if from.is_same(destination) {
+                if from.is_also(destination).await {
                     let (above, destination) = (&dir.from.shown, &destination.shown);
                     let what =
                         format!("cannot copy a directory, {above}, into itself, {destination}");
@@ -244,7 +244,7 @@ impl Copier {
         let files = &self.files;
         let to_shown = &target.shown;
         match target.look(LastLink::Keep).await {
-            Ok(Some(to)) if to.is_dir() && to.is_same(&from) => {
+            Ok(Some(to)) if to.is_dir() && from.is_also(&to).await => {
                 let shown = &from.shown;
                 let what = format!("cannot copy a directory, {shown}, into itself, {to_shown}");
                 files.fail(what);

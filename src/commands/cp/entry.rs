@@ -92,7 +92,7 @@ impl Entry {
         file_id(&self.attributes)
     }
 
-    /// Whether both are one file.
+    /// Whether both are one file, as far as the addresses of their servers show.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         let is_one_place = match (&self.place, &other.place) {
             (Place::Local(..), Place::Local(..)) => true,
@@ -100,6 +100,44 @@ impl Entry {
             _ => false,
         };
         is_one_place && self.id() == other.id()
+    }
+
+    /// Whether `target`, which is to be changed, is this file or can be. Two addresses, two exports
+    /// and a path of this machine can lead to one file of a server, which has the same number, size
+    /// and change time by all of them, and may have another handle and fsid. So has a file in a
+    /// copy of the server's disk: that is another file.
+    pub(super) async fn is_also(&self, target: &Self) -> bool {
+        if self.is_same(target) {
+            return true;
+        }
+        let is_local = |file: &Self| matches!(file.place, Place::Local(..));
+        if self.file_type() != target.file_type()
+            || self.attributes.fileid != target.attributes.fileid
+            || is_local(self) && is_local(target)
+        {
+            return false;
+        }
+        let can_be = if self.file_type() == FileType::Regular {
+            let look =
+                |file: Self| (file.attributes.size, file.attributes.mtime, file.attributes.ctime);
+            match (self.again().await, target.again().await) {
+                (Ok(source), Ok(target)) => look(source) == look(target),
+                _ => true,
+            }
+        } else {
+            self.handle().is_some() && self.handle() == target.handle() && self.id() == target.id()
+        };
+        // Without an answer it can be the same.
+        can_be && !changes_alone(target, self).await.unwrap_or(false)
+    }
+
+    /// The attributes of now. Of a local file, those after open(2), with which a mount reads them
+    /// anew.
+    async fn attributes_now(&self) -> Result<Attributes> {
+        match &self.place {
+            Place::Remote(remote, file) => Ok(remote.nfs.getattr(*file).await?),
+            Place::Local(..) => Ok(self.open().await?.1),
+        }
     }
 
     /// The same file with its attributes of now.
@@ -176,6 +214,22 @@ impl Entry {
             }
         }
     }
+}
+
+/// Whether a change of `target` leaves `source` unchanged, which are two files then. Sets the mode
+/// of `target` to what it is.
+///
+/// # Errors
+/// Those of SETATTR, which is refused to others than the owner, of GETATTR, and of open(2).
+async fn changes_alone(target: &Entry, source: &Entry) -> Result<bool> {
+    // In this order: the times of one file would be at least as far apart from the first to the
+    // last as the two between them.
+    let source_before = source.attributes_now().await?;
+    let before = target.attributes_now().await?;
+    target.set_mode(before.mode).await?;
+    let after = target.attributes_now().await?;
+    let source_after = source.attributes_now().await?;
+    Ok(after.ctime != before.ctime && source_after.ctime == source_before.ctime)
 }
 
 /// A directory being read; one of this machine with its path and numbers.

@@ -113,12 +113,13 @@ impl FileCopier {
             if self.options.no_clobber {
                 return Ok(());
             }
-            let (shown, to) = (&from.shown, &target.shown);
+            let to = &target.shown;
             if existing.is_dir() {
                 return Err(format!("cannot overwrite directory {to} with non-directory"));
             }
-            if existing.is_same(from) {
-                return Err(format!("{shown} and {to} are the same file"));
+            // A file with data is compared again once it is certain that it is written.
+            if from.is_same(existing) || !is_data && from.is_also(existing).await {
+                return Err(same_file(from, target));
             }
         }
         let written = if is_data {
@@ -228,6 +229,11 @@ impl FileCopier {
             self.progress.advance(size);
             return Ok(None);
         }
+        if let Some(ExistingFile { file, .. }) = &existing
+            && from.is_also(file).await
+        {
+            return Err(same_file(from, target));
+        }
         let unreadable = |failure| format!("error reading {}: {failure}", from.shown);
         // Before what is there is emptied or removed.
         if existing.is_some() {
@@ -239,12 +245,12 @@ impl FileCopier {
             if source.is_stream() || is_small { StableHow::FileSync } else { StableHow::Unstable };
         let opened = self.open(from, target, existing.as_ref(), stable).await?;
         let Some(Opened { to, mut sink, lock, is_new }) = opened else { return Ok(None) };
-        let start = match is_new {
+        let start = if resumes && !is_new {
             // Under the lock: another job may have written the file since it was found.
-            false if resumes => resume::start(from, &source, &to)
-                .await
-                .map_err(|failure| format!("error reading {}: {failure}", target.shown))?,
-            _ => Start::Over,
+            let start = resume::start(from, &source, &to).await;
+            start.map_err(|failure| format!("error reading {}: {failure}", target.shown))?
+        } else {
+            Start::Over
         };
         let start = match start {
             Start::Done => {
@@ -379,6 +385,10 @@ async fn is_like(found: &Entry, from: &Entry) -> bool {
         FileType::Fifo | FileType::Socket => true,
         FileType::Regular | FileType::Directory => false,
     }
+}
+
+fn same_file(from: &Entry, target: &TargetName) -> String {
+    format!("{} and {} are the same file", from.shown, target.shown)
 }
 
 pub(super) fn not_kept(what: &str, to: &Entry, failure: &Failure) -> String {
