@@ -121,7 +121,7 @@ async fn open(session: &mut Session, target: &Target) -> Result<(Source, u32, u6
         // Pipes and devices live in the machine that opens them, and this is not the server.
         _ => return Err(Failure::refused(Errno::NXIO)),
     }
-    let source = Source::Remote { nfs: remote.nfs.clone(), file: node.handle };
+    let source = Source::remote(remote.nfs.clone(), node.handle);
     Ok((source, remote.read_bytes().min(CHUNK_BYTES_MAX), node.attributes.size))
 }
 

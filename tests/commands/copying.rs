@@ -7,6 +7,10 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
+use proto::nfs3::{Procedure, Status};
+use proto::oncrpc::encode_success;
+use proto::xdr::Encode as _;
+use rpc::record;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use tempfile::TempDir;
 
@@ -14,7 +18,7 @@ use crate::fixture::{
     Server, assert_exit, assert_same_data, bytes_path, feed, pattern, run, spillway, succeeded,
     text,
 };
-use crate::relay::relay;
+use crate::relay::{intercept, relay};
 use crate::skip::{skip, skip_in_ci_too};
 
 /// A tree of many kinds of files below `root`.
@@ -351,6 +355,30 @@ fn a_file_is_not_copied_onto_itself_by_another_export_or_a_path_here() {
         assert_eq!(after, ctime, "a file that is skipped is changed");
     }
     assert_eq!(fs::read(&path).unwrap(), b"data");
+}
+
+#[test]
+fn a_source_that_cannot_be_read_leaves_no_target() {
+    let server = Server::start();
+    let url = intercept(&server, Procedure::Read, |xid, _| Some(refused_read(xid)));
+    server.put("secret", "data");
+    let here = server.beside("copy");
+    let (from, to) = (format!("{url}/secret"), server.url("copy"));
+    for to in [here.to_str().unwrap(), &to] {
+        let output = run(["cp", &from, to]);
+        let line = format!("spillway cp: error reading '{from}': Permission denied");
+        assert_exit(&output, 1, &line);
+    }
+    assert!(!here.exists() && !server.path("copy").exists());
+}
+
+/// The reply to a READ without permission.
+fn refused_read(xid: u32) -> Vec<u8> {
+    record::encode(|w| {
+        encode_success(w, xid);
+        Status::Acces.encode(w);
+        false.encode(w);
+    })
 }
 
 #[test]

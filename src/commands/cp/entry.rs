@@ -157,7 +157,7 @@ impl Entry {
     pub(super) async fn open(&self) -> Result<(Source, Attributes)> {
         match &self.place {
             Place::Remote(remote, file) if self.file_type() == FileType::Regular => {
-                let source = Source::Remote { nfs: remote.nfs.clone(), file: *file };
+                let source = Source::remote(remote.nfs.clone(), *file);
                 Ok((source, self.attributes))
             }
             Place::Remote(..) => Err(Failure::refused(Errno::NXIO)),

@@ -235,16 +235,18 @@ impl FileCopier {
             return Err(same_file(from, target));
         }
         let unreadable = |failure| format!("error reading {}: {failure}", from.shown);
-        // Before what is there is emptied or removed.
-        if existing.is_some() {
-            source.try_read().await.map_err(unreadable)?;
-        }
         let chunk_bytes = chunk_bytes(from, target);
+        // Before the target is made, emptied or removed.
+        source.begin(if existing.is_some() { 1 } else { chunk_bytes }).await.map_err(unreadable)?;
         let is_small = size <= chunk_bytes.into();
         let stable =
             if source.is_stream() || is_small { StableHow::FileSync } else { StableHow::Unstable };
         let opened = self.open(from, target, existing.as_ref(), stable).await?;
         let Some(Opened { to, mut sink, lock, is_new }) = opened else { return Ok(None) };
+        if !is_new {
+            // It can be the source all the same, which is not cut to what was read.
+            source.begin_over();
+        }
         let start = if resumes && !is_new {
             // Under the lock: another job may have written the file since it was found.
             let start = resume::start(from, &source, &to).await;
@@ -268,16 +270,13 @@ impl FileCopier {
         let is_empty = sink.is_empty();
         let plan = Plan::new(&from.attributes, &source, start, chunk_bytes, is_empty).await;
         self.progress.advance(start);
-        match transfer(&source, &mut sink, &plan, &self.progress).await {
-            Ok(_) => {
-                let (like, file) = (from.attributes, sink.file());
-                Ok(Some(Written { like, to, file, _lock: Some(lock) }))
-            }
-            Err(Broken::Reading(failure)) => Err(unreadable(failure)),
-            Err(Broken::Writing(failure)) => {
-                Err(format!("error writing {}: {failure}", target.shown))
-            }
-        }
+        let transferred = transfer(&source, &mut sink, &plan, &self.progress).await;
+        transferred.map_err(|broken| match broken {
+            Broken::Reading(failure) => unreadable(failure),
+            Broken::Writing(failure) => format!("error writing {}: {failure}", target.shown),
+        })?;
+        let (like, file) = (from.attributes, sink.file());
+        Ok(Some(Written { like, to, file, _lock: Some(lock) }))
     }
 
     /// Opens what is written to, which is made if it is not there; none if it is kept.

@@ -1,11 +1,12 @@
 //! Where the data of a copy comes from.
 
 use std::fs::File;
+use std::future::ready;
 use std::io::{self, ErrorKind, Read as _};
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::{Bytes, BytesMut};
 use client::nfs3::{Nfs3, ReadData};
@@ -19,12 +20,18 @@ use super::super::failure::{Failure, Result};
 /// A file that is read in chunks, several at once. Cheap to clone.
 #[derive(Clone)]
 pub(crate) enum Source {
-    /// On a server.
-    Remote { nfs: Nfs3, file: FileHandle },
+    /// On a server. `first`: what [`Source::begin`] has read.
+    Remote { nfs: Nfs3, file: FileHandle, first: Arc<Mutex<Option<First>>> },
     /// Here, read at any offset.
     Local { file: Arc<File>, buffers: Buffers },
     /// Here, a pipe or another thing that gives its bytes once and in order.
     Stream { file: Arc<File> },
+}
+
+/// The beginning of a file, read with this length.
+pub(crate) struct First {
+    len: u32,
+    chunk: Chunk,
 }
 
 /// A part of a file.
@@ -40,22 +47,41 @@ pub(crate) struct Chunk {
 pub(crate) type Reading = Pin<Box<dyn Future<Output = Result<Chunk>> + Send>>;
 
 impl Source {
-    /// Reads a byte of a file on a server, which opens no file and refuses its first READ.
+    /// A file on a server.
+    pub(crate) fn remote(nfs: Nfs3, file: FileHandle) -> Self {
+        Self::Remote { nfs, file, first: Arc::default() }
+    }
+
+    /// Reads the first `len` bytes of a file on a server, which opens no file and refuses its first
+    /// READ. The next read of them is that one.
     ///
     /// # Errors
     /// Those of the READ.
-    pub(super) async fn try_read(&self) -> Result<()> {
-        if matches!(self, Self::Remote { .. }) {
-            self.read(0, 1).await?;
+    pub(super) async fn begin(&self, len: u32) -> Result<()> {
+        if let Self::Remote { first, .. } = self {
+            let chunk = self.read(0, len).await?;
+            *lock(first) = Some(First { len, chunk });
         }
         Ok(())
+    }
+
+    /// The file may change now: what [`Source::begin`] has read is read again.
+    pub(super) fn begin_over(&self) {
+        if let Self::Remote { first, .. } = self {
+            *lock(first) = None;
+        }
     }
 
     /// Begins to read `len` bytes from `offset` on. The reads of a stream have to be awaited one by
     /// one, and their offsets mean nothing.
     pub(crate) fn read(&self, offset: u64, len: u32) -> Reading {
         match self {
-            Self::Remote { nfs, file } => Box::pin(read_remote(nfs.clone(), *file, offset, len)),
+            Self::Remote { nfs, file, first } => {
+                match lock(first).take_if(|first| offset == 0 && first.len == len) {
+                    Some(First { chunk, .. }) => Box::pin(ready(Ok(chunk))),
+                    None => Box::pin(read_remote(nfs.clone(), *file, offset, len)),
+                }
+            }
             Self::Local { file, buffers } => {
                 let (file, buffers) = (Arc::clone(file), buffers.clone());
                 blocking(move || read_local(&file, &buffers, offset, len))
@@ -99,6 +125,10 @@ pub(crate) fn window_len(chunk_bytes: u32) -> usize {
 fn blocking(work: impl FnOnce() -> io::Result<Chunk> + Send + 'static) -> Reading {
     let work = spawn_blocking(work);
     Box::pin(async move { Ok(work.await.expect("reading does not panic")?) })
+}
+
+fn lock(first: &Mutex<Option<First>>) -> MutexGuard<'_, Option<First>> {
+    first.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Reads until all is there or the file ends. The first call is on its way when this returns.
