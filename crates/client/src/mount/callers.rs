@@ -12,10 +12,12 @@ use super::request::Head;
 use crate::identity::Identity;
 
 /// Reads the groups of callers, of which a request has only the first, and caches them for
-/// [`BELIEVED_FOR`].
+/// [`BELIEVED_FOR`]. Bounds the time of their exits.
 #[derive(Debug, Default)]
 pub(super) struct Callers {
     known: Mutex<HashMap<Caller, (Instant, Arc<Identity>)>>,
+    /// When threads that exit wait no longer, by pid.
+    exits: Mutex<HashMap<u32, Instant>>,
 }
 
 /// A change of a thread's user or group counts at once; a change of its supplementary groups alone
@@ -48,6 +50,18 @@ impl Callers {
         }
         known.insert(caller, (Instant::now(), Arc::clone(&identity)));
         identity
+    }
+
+    /// When the exit of the thread `pid` waits no longer: `wait_max` after the first call for it.
+    /// One thread closes all files of a process that exits.
+    pub(super) fn exit_deadline(&self, pid: u32, wait_max: Duration) -> Instant {
+        let mut exits = self.exits.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_of_this_exit = |deadline: &Instant| deadline.elapsed() < DEADLINE_KEPT;
+        if let Some(deadline) = exits.get(&pid).filter(|deadline| is_of_this_exit(deadline)) {
+            return *deadline;
+        }
+        exits.retain(|pid, deadline| is_of_this_exit(deadline) && is_exiting(*pid));
+        *exits.entry(pid).or_insert(Instant::now() + wait_max)
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<Caller, (Instant, Arc<Identity>)>> {
@@ -155,6 +169,9 @@ const SIGKILL_BIT: u64 = 1 << (9 - 1);
 /// As in the status of wait(2).
 const SIGNAL_OF_EXIT_CODE: u32 = 0x7f;
 
+/// How long after its deadline an exit keeps it: then the pid can be of another thread.
+const DEADLINE_KEPT: Duration = Duration::from_secs(60);
+
 #[cfg(test)]
 mod tests {
     use std::process::Command;
@@ -208,6 +225,16 @@ mod tests {
         assert!(exists(pid) && exists(std::process::id()));
         process.wait().unwrap();
         assert!(!exists(pid) && !exists(u32::MAX) && !exists(0));
+    }
+
+    #[test]
+    fn a_pid_that_is_used_again_has_a_new_deadline() {
+        let (callers, wait_max) = (Callers::default(), Duration::from_secs(5));
+        let first = callers.exit_deadline(1, wait_max);
+        assert_eq!(callers.exit_deadline(1, wait_max), first);
+        let past = Instant::now().checked_sub(DEADLINE_KEPT).unwrap();
+        callers.exits.lock().unwrap().insert(1, past);
+        assert!(callers.exit_deadline(1, wait_max) > first);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use proto::nfs3::Status;
 use rustix::io::Errno;
 use tokio::runtime::Handle;
-use tokio::time::timeout;
+use tokio::time::timeout_at;
 use tracing::debug;
 
 use super::callers::{is_exiting, is_exiting_by_signal, process_of};
@@ -173,8 +173,8 @@ impl Operations {
     ///
     /// When a process exits with open descriptors, the error is left for the next open and for
     /// [`finish`](Self::finish) as well, also if an earlier FLUSH has returned it. A process that a
-    /// signal ends waits for the server for [`EXIT_WAIT_MAX`] only, because no further signal would
-    /// end that wait: RELEASE commits.
+    /// signal ends waits for the server for [`EXIT_WAIT_MAX`] only, for all its files, because no
+    /// further signal would end that wait: RELEASE commits.
     pub(super) async fn flush(&self, head: &Head, fh: u64) -> Outcome {
         let open = self.file(fh)?;
         // Only a FLUSH that returns the error counts, see `Session::abandon` as well.
@@ -182,8 +182,11 @@ impl Operations {
         let written = open.file.inode().written()?;
         if written.is_clean() || !is_exiting_by_signal(head.pid) {
             written.commit().await;
-        } else if timeout(EXIT_WAIT_MAX, written.commit()).await.is_err() {
-            return Ok(Answer::done());
+        } else {
+            let deadline = self.callers.exit_deadline(head.pid, EXIT_WAIT_MAX);
+            if timeout_at(deadline.into(), written.commit()).await.is_err() {
+                return Ok(Answer::done());
+            }
         }
         let has_error = open.file.has_failed() || open.short_write.has_returned();
         if !has_error {

@@ -33,7 +33,7 @@ pub(super) struct Operations {
     pub(super) nodes: Nodes<Node>,
     pub(super) files: Handles<OpenFile>,
     pub(super) dirs: Handles<Directory>,
-    callers: Callers,
+    pub(super) callers: Callers,
     rules: Rules,
     /// Set when the file system is mounted, before the first request.
     pub(super) notifier: OnceLock<Notifier>,

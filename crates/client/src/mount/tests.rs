@@ -317,6 +317,29 @@ async fn flush_waits_not_long_if_a_signal_ended_the_process() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn flush_of_all_files_waits_no_longer_than_of_one_if_a_signal_ended_the_process() {
+    let (peer, operations) = Peer::mounted().await;
+    let mut files = Vec::new();
+    for name in [b"1", b"2", b"3"] {
+        let node = looked_up_by(&operations, name).await;
+        let fh = opened(&operations, node, 0).await;
+        write(&operations, node, fh).await;
+        files.push((node, fh));
+    }
+    peer.hold(Procedure::Commit);
+    let mut process = exiting("kill -TERM $$").await;
+    let flushes = async {
+        for (node, fh) in files {
+            assert!(operations.flush(&request_by(process.id(), node), fh).await.is_ok());
+        }
+    };
+    let flushed = tokio::time::timeout(EXIT_WAIT_MAX + 3 * A_WHILE, flushes).await;
+    assert!(flushed.is_ok(), "a file waits for itself");
+    process.wait().unwrap();
+    peer.release();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_loss_is_reported_at_the_end_of_the_mount_for_another_writer() {
     let (peer, operations) = Peer::mounted().await;
     peer.refuse(Procedure::Write, Status::Nospc);
