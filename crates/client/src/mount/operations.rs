@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use proto::nfs3::{Attributes, FileHandle, FileType};
+use proto::nfs3::{Attributes, FileHandle, FileType, Status};
 use rustix::io::Errno;
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
@@ -142,7 +142,10 @@ impl From<Error> for Refusal {
         // Programs do not expect the errors of a connection from calls on files. With `soft`, the
         // kernel's client returns EIO for a server that is silent, too.
         let is_of_connection = matches!(error, Error::Connection { .. } | Error::TimedOut { .. });
-        Self(if is_of_connection { Errno::IO } else { error.errno() })
+        // Nor EAGAIN: NFS3ERR_JUKEBOX is returned after the last try of a soft mount, and
+        // NFS3ERR_NOT_SYNC is for the guard of SETATTR, which a mount does not send.
+        let is_to_be_repeated = error.is(Status::Jukebox) || error.is(Status::NotSync);
+        Self(if is_of_connection || is_to_be_repeated { Errno::IO } else { error.errno() })
     }
 }
 

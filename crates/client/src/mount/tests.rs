@@ -1007,6 +1007,21 @@ fn a_silent_server_of_a_soft_mount_is_eio_as_for_the_kernels_client() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_keeps_asking_a_soft_mount_for_patience_is_eio() {
+    let (recovery, timeout) = (Recovery::Soft, Duration::from_millis(100));
+    let soft = MountOptions { recovery, timeout, retransmissions: 0, ..MountOptions::default() };
+    let (peer, operations) = Peer::mounted_with(soft).await;
+    let node = looked_up(&operations).await;
+    let fh = opened(&operations, node, 0).await;
+    peer.refuse(Procedure::Read, Status::Jukebox);
+    let read = within(operations.read(&request(node, 0), fh, 0, 10)).await;
+    assert_eq!(read.map_err(errno).err(), Some(Errno::IO));
+    peer.refuse(Procedure::Write, Status::Jukebox);
+    write(&operations, node, fh).await;
+    assert_eq!(within(operations.sync(fh)).await.map_err(errno).err(), Some(Errno::IO));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fsync_after_a_write_that_a_soft_mount_has_given_up_is_eio() {
     let (recovery, timeout) = (Recovery::Soft, Duration::from_millis(500));
     let soft = MountOptions { recovery, timeout, retransmissions: 0, ..MountOptions::default() };
