@@ -156,9 +156,15 @@ impl Plan {
     /// # Errors
     /// A sentence about a source that cannot be meant.
     fn new(command: &MountCommand, request: MountRequest) -> Result<Self, String> {
+        let source = command.source.to_string_lossy().into_owned();
+        let url = parse_source(&command.source)?;
+        if url.uid.is_some() || url.gid.is_some() {
+            let why = "a mount makes each call as the user of the program that uses it";
+            return Err(format!("{source}: uid and gid cannot be set: {why}"));
+        }
         Ok(Self {
-            source: command.source.to_string_lossy().into_owned(),
-            url: parse_source(&command.source)?,
+            source,
+            url,
             directory: command.directory.clone(),
             request,
             trace: command.trace.iter().copied().collect(),
@@ -203,12 +209,7 @@ impl Plan {
     async fn mount(&self) -> Result<Mount, String> {
         let tracer = Arc::new(Tracer::default());
         tracer.set(self.trace);
-        let process = Identity::of_process();
-        let identity = Arc::new(Identity {
-            uid: self.url.uid.unwrap_or(process.uid),
-            gid: self.url.gid.unwrap_or(process.gid),
-            groups: process.groups,
-        });
+        let identity = Arc::new(Identity::of_process());
         let file_system = FileSystem::mount(&self.url, &identity, &self.request.nfs, tracer)
             .await
             .map_err(|error| format!("{}: {error}", self.source))?;

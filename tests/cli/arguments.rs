@@ -44,6 +44,11 @@ fn misuse_exits_2_with_one_sentence_and_a_hint() {
             &["bench", "threads", "--rounds", "abc", "/"],
             "invalid value 'abc' for '--rounds <COUNT>': a whole number is expected",
         ),
+        (
+            &["mount", "nfs://filer/export?uid=1000", a],
+            "nfs://filer/export?uid=1000: uid and gid cannot be set: a mount makes each call as the \
+             user of the program that uses it",
+        ),
         (&["serve"], "DIR: no directory to serve: give one, or --config FILE"),
         (&["serve", a, "--color"], "unexpected argument '--color' found"),
         (&["serve", a, a], "unexpected argument "),
