@@ -11,6 +11,7 @@ mod buffer;
 mod callers;
 mod file;
 mod grants;
+mod guards;
 mod handles;
 mod kernel;
 mod kernel_view;
