@@ -28,7 +28,7 @@ impl Operations {
         let size = node.inode.attributes().size;
         self.drop_stale_pages(head.node, &node, |view| view.can_drop_pages(size, Instant::now()))
             .await;
-        Ok(self.attributes(&node, nlink_min))
+        Ok(self.attributes(head.node, &node, nlink_min))
     }
 
     pub(super) async fn setattr(&self, head: &Head, set: &Setattr) -> Outcome {
@@ -67,7 +67,7 @@ impl Operations {
         if let Some(size) = set.size {
             node.view().note_cut(size);
         }
-        Ok(self.attributes(&node, 0))
+        Ok(self.attributes(head.node, &node, 0))
     }
 
     /// access(2) and chdir(2): the server decides.

@@ -144,7 +144,7 @@ impl Operations {
             None => offset,
         };
         // The kernel extends the file by itself.
-        node.view().note_written(offset + count as u64);
+        let growth = node.begin_growth(offset + count as u64);
         open.file.write_bytes_at(at, &data.slice(..count)).await?;
         drop(appending);
         // RWF_DSYNC or `remount,sync`. For a file in the page cache the kernel sends FSYNC instead.
@@ -160,10 +160,15 @@ impl Operations {
             open.file.inode().send_written().await;
         }
         // The error of this WRITE, in a file whose writes wait for the server.
-        if is_write && count == data.len() && open.file.has_failed() {
+        let is_cut = is_write && count == data.len() && open.file.has_failed();
+        let grown = if is_cut {
             count = open.short_write.cut(head.pid, offset, count);
-        }
-        Ok(Answer::written(u32::try_from(count).expect("a WRITE is below 4 GiB")))
+            drop(growth);
+            None
+        } else {
+            growth.finish().then_some(head.node)
+        };
+        Ok(Answer::written(u32::try_from(count).expect("a WRITE is below 4 GiB"), grown))
     }
 
     /// FLUSH, which is close(2) of a descriptor of an open file. As [`sync`](Self::sync), but the

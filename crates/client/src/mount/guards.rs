@@ -50,6 +50,25 @@ impl Drop for TransferGuard<'_> {
     }
 }
 
+/// The growth of a file by a WRITE, until that is about to be answered. Dropped without
+/// [`finish`](Self::finish), the kernel may not extend the file.
+pub(super) struct Growth<'a>(Option<&'a Node>);
+
+impl Growth<'_> {
+    /// The reply is about to be sent. Returns whether the kernel extends the file with it.
+    pub(super) fn finish(mut self) -> bool {
+        self.0.take().is_some()
+    }
+}
+
+impl Drop for Growth<'_> {
+    fn drop(&mut self) {
+        if let Some(node) = self.0 {
+            node.view().unsettle_size(Instant::now());
+        }
+    }
+}
+
 impl Operations {
     /// To be called before the call that removes `name` from `dir`, or replaces what it refers to.
     pub(super) fn begin_name_removal(&self, dir: &Inode, name: &[u8]) -> NameRemoval {
@@ -72,5 +91,11 @@ impl Node {
     /// A READ or WRITE is being answered until the guard is dropped.
     pub(super) fn begin_transfer(&self) -> TransferGuard<'_> {
         TransferGuard { node: self, number: self.view().begin_transfer(Instant::now()) }
+    }
+
+    /// A WRITE up to `end` is being answered.
+    pub(super) fn begin_growth(&self, end: u64) -> Growth<'_> {
+        let is_longer = self.view().note_written(end);
+        Growth(is_longer.then_some(self))
     }
 }

@@ -73,7 +73,8 @@ pub(super) struct KernelView {
 /// The size that the kernel has.
 #[derive(Clone, Copy, Debug)]
 struct Size {
-    bytes: u64,
+    /// `None` after a reply with a size that the kernel may not have taken.
+    bytes: Option<u64>,
     /// A reply had another size than the one before. The kernel may execute them in another order.
     changed_at: Option<Instant>,
 }
@@ -102,10 +103,11 @@ impl KernelView {
         if has_new_size && let Some(since) = &mut self.stale_since {
             *since = now;
         }
+        let bytes = Some(attributes.size);
         self.size = match self.size {
-            None => Some(Size { bytes: attributes.size, changed_at: None }),
-            Some(known) if known.bytes == attributes.size => Some(known),
-            Some(_) => Some(Size { bytes: attributes.size, changed_at: Some(now) }),
+            None => Some(Size { bytes, changed_at: None }),
+            Some(known) if known.bytes == bytes => Some(known),
+            Some(_) => Some(Size { bytes, changed_at: Some(now) }),
         };
         (self.attributes, self.is_believed) = (Some(*attributes), !ttl.is_zero());
         (self.set_id, self.nlink) = (SetId::of(attributes), attributes.nlink);
@@ -118,33 +120,43 @@ impl KernelView {
         [self.set_id, SetId::of(before)].into_iter().any(|known| known.is_some() && known != now)
     }
 
-    /// Notes a write(2) up to `end`, by which the kernel extends the file.
-    pub(super) fn note_written(&mut self, end: u64) {
+    /// Notes a write(2) up to `end`, by which the kernel extends the file with the reply. Returns
+    /// whether it does: the file ended before.
+    pub(super) fn note_written(&mut self, end: u64) -> bool {
         if let Some(attributes) = &mut self.attributes {
             attributes.size = attributes.size.max(end);
         }
+        let bytes = self.size.as_mut().and_then(|size| size.bytes.as_mut());
+        bytes.is_some_and(|bytes| std::mem::replace(bytes, end.max(*bytes)) < end)
+    }
+
+    /// Notes that the kernel may not have taken the size of a reply, because that was refused or
+    /// is not sent.
+    pub(super) fn unsettle_size(&mut self, now: Instant) {
+        self.attributes = None;
         if let Some(size) = &mut self.size {
-            size.bytes = size.bytes.max(end);
+            *size = Size { bytes: None, changed_at: Some(now) };
         }
     }
 
     /// Notes that the kernel sets the size before a SETATTR returns.
     pub(super) fn note_cut(&mut self, bytes: u64) {
         if let Some(size) = &mut self.size {
-            size.bytes = bytes;
+            size.bytes = Some(bytes);
         }
     }
 
     /// Whether the kernel has a smaller size, as far as replies show.
     pub(super) fn ends_before(&self, offset: u64) -> bool {
-        self.size.is_some_and(|known| known.bytes < offset)
+        self.size.and_then(|known| known.bytes).is_some_and(|bytes| bytes < offset)
     }
 
     /// Whether the kernel has this size for certain: no reply of the last [`SIZE_SETTLING`] had
     /// another one, which it may execute yet.
     pub(super) fn has_size(&self, bytes: u64, now: Instant) -> bool {
         self.size.is_some_and(|known| {
-            known.bytes == bytes && known.changed_at.is_none_or(|at| now >= at + SIZE_SETTLING)
+            known.bytes == Some(bytes)
+                && known.changed_at.is_none_or(|at| now >= at + SIZE_SETTLING)
         })
     }
 
@@ -366,6 +378,21 @@ mod tests {
         view.note_cut(2);
         view.learn(&attributes(2), TTL, start);
         assert!(view.has_size(2, start));
+    }
+
+    #[test]
+    fn a_size_that_the_kernel_may_not_have_taken_is_unsettled_a_while_beyond_the_next_reply() {
+        let (mut view, start) = (KernelView::default(), Instant::now());
+        view.learn(&attributes(1), TTL, start);
+        assert!(!view.note_written(1), "the file ends there already");
+        assert!(view.note_written(5));
+        view.unsettle_size(start);
+        let later = start + SIZE_SETTLING;
+        assert!(!view.has_size(5, later) && !view.has_size(1, later));
+        assert!(view.believes_others(&attributes(5)));
+        view.learn(&attributes(5), TTL, later);
+        assert!(!view.has_size(5, later));
+        assert!(view.has_size(5, later + SIZE_SETTLING));
     }
 
     #[test]

@@ -203,7 +203,17 @@ impl Operations {
         self.nodes.forget(node, lookups);
     }
 
-    /// Undoes the effects of an answer that the kernel has refused.
+    /// Undoes the sizes of an answer that the kernel has refused. To be called before
+    /// [`take_back`](Self::take_back) without waiting, so that no later WRITE relies on them.
+    pub(super) fn unsettle_sizes(&self, granted: &Granted) {
+        for number in granted.nodes.iter().copied().chain(granted.size) {
+            if let Some(node) = self.nodes.get(number) {
+                node.view().unsettle_size(Instant::now());
+            }
+        }
+    }
+
+    /// Undoes the other effects of an answer that the kernel has refused.
     pub(super) async fn take_back(self: &Arc<Self>, granted: Granted) {
         for node in granted.nodes {
             self.nodes.forget(node, 1);
@@ -234,11 +244,11 @@ impl Operations {
         &self.rules
     }
 
-    /// The answer with the attributes of `node`, and at least the links that
+    /// The answer with the attributes of `node`, of this `number`, and at least the links that
     /// [`Node::nlink_min`] returned when the request arrived.
-    pub(super) fn attributes(&self, node: &Node, nlink_min: u32) -> Answer {
+    pub(super) fn attributes(&self, number: u64, node: &Node, nlink_min: u32) -> Answer {
         let (attributes, ttl) = node.attributes_for_reply(nlink_min);
-        Answer::attributes(&self.stat(attributes), ttl)
+        Answer::attributes(number, &self.stat(attributes), ttl)
     }
 
     fn stat(&self, attributes: Attributes) -> Stat {

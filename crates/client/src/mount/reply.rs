@@ -22,8 +22,8 @@ enum Body {
     Data(Bytes),
 }
 
-/// Lookup counts and open files that an answer passes to the kernel. The kernel refuses the answer
-/// if the caller was killed; then they are undone.
+/// Lookup counts, open files and sizes that an answer passes to the kernel. The kernel refuses the
+/// answer if the caller was killed; then they are undone.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Granted {
     /// One lookup of each.
@@ -32,6 +32,8 @@ pub(super) struct Granted {
     pub(super) file: Option<u64>,
     /// An open directory.
     pub(super) dir: Option<u64>,
+    /// The size of this node, which the kernel has already.
+    pub(super) size: Option<u64>,
 }
 
 impl Granted {
@@ -76,14 +78,15 @@ impl Answer {
         Self::fields(fields)
     }
 
-    /// The attributes of a file, `struct fuse_attr_out`, valid for `ttl`.
-    pub(super) fn attributes(stat: &Stat, ttl: Duration) -> Self {
+    /// The attributes of `node`, `struct fuse_attr_out`, valid for `ttl`.
+    pub(super) fn attributes(node: u64, stat: &Stat, ttl: Duration) -> Self {
         let mut fields = Vec::with_capacity(16 + STAT_BYTES);
         put_u64(&mut fields, ttl.as_secs());
         put_u32(&mut fields, ttl.subsec_nanos());
         put_u32(&mut fields, 0);
         stat.encode(&mut fields);
-        Self::fields(fields)
+        let granted = Granted { size: Some(node), ..Granted::default() };
+        Self { granted, ..Self::fields(fields) }
     }
 
     /// An open file.
@@ -103,16 +106,17 @@ impl Answer {
         let mut fields = Vec::with_capacity(ENTRY_BYTES + 16);
         entry.encode(&mut fields);
         fields.extend(open_fields(fh, open_flags));
-        let granted = Granted { nodes: vec![entry.node], file: Some(fh), dir: None };
+        let granted = Granted { nodes: vec![entry.node], file: Some(fh), ..Granted::default() };
         Self { granted, ..Self::fields(fields) }
     }
 
-    /// The number of written bytes.
-    pub(super) fn written(count: u32) -> Self {
+    /// The number of written bytes, by which the file `grown` is longer.
+    pub(super) fn written(count: u32, grown: Option<u64>) -> Self {
         let mut fields = Vec::with_capacity(8);
         put_u32(&mut fields, count);
         put_u32(&mut fields, 0);
-        Self::fields(fields)
+        let granted = Granted { size: grown, ..Granted::default() };
+        Self { granted, ..Self::fields(fields) }
     }
 
     /// `struct fuse_statfs_out`. Blocks are of [`STATFS_BLOCK_BYTES`], whatever the server's are.
@@ -445,7 +449,7 @@ mod tests {
     #[test]
     fn created_file_is_granted() {
         let created = Answer::created(&entry(5), 9, 0);
-        let expected = Granted { nodes: vec![5], file: Some(9), dir: None };
+        let expected = Granted { nodes: vec![5], file: Some(9), ..Granted::default() };
         assert_eq!(created.granted, expected);
         assert_eq!(sent(&created).len(), 16 + 128 + 16);
     }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use tokio::runtime::Handle;
-use tokio::task::AbortHandle;
+use tokio::task::JoinHandle;
 use tracing::warn;
 
 use super::buffer::{Buffer, BufferPool, Payload};
@@ -39,7 +39,7 @@ struct Waiting {
     /// The calling thread.
     pid: u32,
     is_release: bool,
-    task: AbortHandle,
+    task: JoinHandle<()>,
 }
 
 pub(super) type Work = Pin<Box<dyn Future<Output = Answer> + Send>>;
@@ -165,7 +165,6 @@ impl Session {
                 session.take_back(answer);
             }
         });
-        let task = task.abort_handle();
         waiting.insert(unique, Waiting { pid: head.pid, is_release, task });
     }
 
@@ -184,7 +183,7 @@ impl Session {
             };
             while session.waiting().contains_key(&unique) {
                 if is_killed(pid) {
-                    return session.abandon(unique);
+                    return session.abandon(unique).await;
                 }
                 tokio::time::sleep(KILLED_POLL).await;
             }
@@ -193,10 +192,13 @@ impl Session {
 
     /// Answers a request whose caller was killed, unless it has ended. If it is about to end, its
     /// own answer is taken back.
-    pub(super) fn abandon(&self, unique: u64) {
+    pub(super) async fn abandon(&self, unique: u64) {
         let waiting = self.waiting().remove(&unique);
         if let Some(waiting) = waiting {
             waiting.task.abort();
+            // Only then are its guards dropped, which must not be after a request that the kernel
+            // sends because of this reply.
+            let _ = waiting.task.await;
             self.send(unique, Answer::error(Errno::INTR));
         }
     }
@@ -213,6 +215,7 @@ impl Session {
     }
 
     fn take_back(&self, answer: Answer) {
+        self.operations.unsettle_sizes(&answer.granted);
         let operations = Arc::clone(&self.operations);
         if answer.granted.is_something() {
             self.runtime.spawn(async move { operations.take_back(answer.granted).await });

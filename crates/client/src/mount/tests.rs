@@ -409,7 +409,12 @@ async fn a_request_that_ends_while_it_is_abandoned_is_answered_once() {
             tokio::task::yield_now().await;
             if !ends_first {
                 // As by another thread during the last poll.
-                abandoning.abandon(head.unique);
+                let mut abandoned = Box::pin(async move { abandoning.abandon(head.unique).await });
+                let begins = |cx: &mut std::task::Context<'_>| {
+                    std::task::Poll::Ready(abandoned.as_mut().poll(cx))
+                };
+                assert!(std::future::poll_fn(begins).await.is_pending());
+                tokio::spawn(abandoned);
             }
             Answer::opened(fh, 0)
         });
@@ -421,7 +426,7 @@ async fn a_request_that_ends_while_it_is_abandoned_is_answered_once() {
         let expected = if ends_first { 0 } else { -Errno::INTR.raw_os_error() };
         assert_eq!(error, expected, "ends first: {ends_first}");
         if ends_first {
-            session.abandon(head.unique);
+            session.abandon(head.unique).await;
         } else {
             until(|| operations.files.get(fh).is_none().then_some(())).await;
         }
@@ -820,6 +825,52 @@ async fn a_lookup_that_newer_attributes_of_the_directory_have_overtaken_is_not_b
         let is_kept = answer.error.is_none() && !first_name_ttl(Ok(answer)).is_zero();
         assert_eq!(is_kept, !is_changed, "missing: {is_missing}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_append_behind_one_whose_writer_was_killed_is_not_laid_over_it() {
+    let (peer, operations) = Peer::mounted().await;
+    let node = looked_up(&operations).await;
+    let killed = opened_with(&operations, node, 0, OFlags::WRONLY | OFlags::SYNC).await;
+    let other = opened(&operations, node, 0).await;
+    peer.hold(Procedure::Commit);
+    tokio::select! {
+        () = append(&operations, node, killed, 0) => panic!("COMMIT is held"),
+        () = within(peer.called(Procedure::Commit)) => {}
+    }
+    // The kernel has not extended the file.
+    append(&operations, node, other, 0).await;
+    peer.release();
+    assert!(within(operations.sync(other)).await.is_ok());
+    assert_eq!(peer.size(), 8);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_kernel_does_not_have_the_size_of_a_reply_that_it_has_refused() {
+    let (_peer, operations) = Peer::mounted().await;
+    let node = looked_up(&operations).await;
+    let fh = opened(&operations, node, 0).await;
+    let has_size = |bytes| {
+        let node = operations.node(node).map_err(errno).unwrap();
+        node.view().has_size(bytes, Instant::now())
+    };
+    let cut = Setattr { size: Some(7), fh: Some(fh), ..Setattr::default() };
+    let data = Bytes::from_static(b"data");
+    let file = request(node, 0);
+    assert!(has_size(0));
+    let cut = operations.setattr(&file, &cut).await.map_err(errno).unwrap();
+    assert!(has_size(7));
+    operations.unsettle_sizes(&cut.granted);
+    assert!(!has_size(7));
+
+    let (_peer, operations) = Peer::mounted().await;
+    let node = looked_up(&operations).await;
+    let fh = opened(&operations, node, 0).await;
+    let view = operations.node(node).map_err(errno).unwrap();
+    let written = operations.write(&file, fh, 0, 0, 0, &data).await.map_err(errno).unwrap();
+    assert!(view.view().has_size(4, Instant::now()));
+    operations.unsettle_sizes(&written.granted);
+    assert!(!view.view().has_size(4, Instant::now()));
 }
 
 /// A reply shows that another client has changed the object of `node`.
