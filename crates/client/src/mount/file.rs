@@ -80,6 +80,7 @@ impl Operations {
         let dir = self.node(head.node)?;
         let caller = self.as_caller(head);
         let mode = mode & MODE_BITS;
+        let before = dir.inode.before_call();
         let inode = if flags & O_EXCL != 0 {
             caller.create(&dir.inode, name, mode, true).await?
         } else {
@@ -87,7 +88,8 @@ impl Operations {
             created.map_err(created_meanwhile)?
         };
         let file = caller.open_created(&inode, open_flags(flags))?;
-        let entry = self.entry(&dir.inode, &inode, Duration::MAX);
+        let ttl = self.believed_ttl(&dir.inode, before, None);
+        let entry = self.entry(&dir.inode, &inode, ttl);
         let node = self.node(entry.node)?;
         let bypasses_pages = self.must_bypass_pages(&node, file.flags().read);
         let keeps_pages = node.view().open(inode.foreign_change_at(), Instant::now());

@@ -24,9 +24,8 @@ impl Operations {
             may(&caller, &dir, ACCESS_LOOKUP).await?;
         }
         let before = dir.inode.before_call();
-        let ttl_by = |in_reply: Option<Attributes>| {
-            self.looked_up_ttl(&dir.inode, before, in_reply.as_ref())
-        };
+        let ttl_by =
+            |in_reply: Option<Attributes>| self.believed_ttl(&dir.inode, before, in_reply.as_ref());
         match caller.find(&dir.inode, name).await {
             Ok((inode, found_in)) => {
                 // Before the wait, in which a reply can show that the directory has changed and
@@ -51,11 +50,11 @@ impl Operations {
         }
     }
 
-    /// How long the kernel may use the outcome of a LOOKUP in `dir`, of which `before` was known
-    /// before it, and whose reply had the attributes `in_reply` of the directory. Not at all if the
-    /// latest attributes can be of a later state: other clients may have changed the name by then,
-    /// and the attributes do not expire any sooner for it.
-    fn looked_up_ttl(
+    /// How long the kernel may use a name in `dir` by a LOOKUP or a call that gives it, of which
+    /// `before` was known before, and whose reply had the attributes `in_reply` of the directory.
+    /// Not at all if the latest attributes can be of a later state: other clients may have changed
+    /// the name by then, and the attributes do not expire any sooner for it.
+    pub(super) fn believed_ttl(
         &self,
         dir: &Inode,
         before: KnownBefore,
@@ -66,11 +65,19 @@ impl Operations {
         if dir.is_latest(before, in_reply) { ttl } else { Duration::ZERO }
     }
 
-    /// The answer that a call has given `inode` a name in `dir`. That is done, whatever becomes of
-    /// a GETATTR for its attributes.
-    async fn named(&self, caller: &FileSystem, dir: &Inode, inode: &Arc<Inode>) -> Answer {
+    /// The answer that a call has given `inode` a name in `dir`, of which `before` was known before
+    /// it. That is done, whatever becomes of a GETATTR for its attributes.
+    async fn named(
+        &self,
+        caller: &FileSystem,
+        dir: &Inode,
+        before: KnownBefore,
+        inode: &Arc<Inode>,
+    ) -> Answer {
+        // As in `lookup`.
+        let (ttl, named_at) = (self.believed_ttl(dir, before, None), Instant::now());
         let _ = caller.attributes(inode).await;
-        Answer::entry(&self.entry(dir, inode, Duration::MAX))
+        Answer::entry(&self.entry(dir, inode, ttl.saturating_sub(named_at.elapsed())))
     }
 
     pub(super) async fn readlink(&self, head: &Head) -> Outcome {
@@ -81,15 +88,17 @@ impl Operations {
     pub(super) async fn symlink(&self, head: &Head, name: &Name, target: &Name) -> Outcome {
         let dir = self.node(head.node)?;
         let caller = self.as_caller(head);
+        let before = dir.inode.before_call();
         let inode = caller.symlink(&dir.inode, &name.0, &target.0).await?;
-        Ok(self.named(&caller, &dir.inode, &inode).await)
+        Ok(self.named(&caller, &dir.inode, before, &inode).await)
     }
 
     pub(super) async fn mkdir(&self, head: &Head, Name(name): &Name, mode: u32) -> Outcome {
         let dir = self.node(head.node)?;
         let caller = self.as_caller(head);
+        let before = dir.inode.before_call();
         let inode = caller.make_dir(&dir.inode, name, mode & MODE_BITS).await?;
-        Ok(self.named(&caller, &dir.inode, &inode).await)
+        Ok(self.named(&caller, &dir.inode, before, &inode).await)
     }
 
     pub(super) async fn mknod(
@@ -101,6 +110,7 @@ impl Operations {
     ) -> Outcome {
         let dir = self.node(head.node)?;
         let caller = self.as_caller(head);
+        let before = dir.inode.before_call();
         let attributes = SetAttributes { mode: Some(mode & MODE_BITS), ..Default::default() };
         let (major, minor) = decode_device(rdev);
         let spec = DeviceSpec { major, minor };
@@ -112,14 +122,14 @@ impl Operations {
             // mknod(2) of a regular file, which must not exist yet.
             Some(FileType::Regular) => {
                 let inode = caller.create(&dir.inode, name, mode & MODE_BITS, true).await?;
-                return Ok(self.named(&caller, &dir.inode, &inode).await);
+                return Ok(self.named(&caller, &dir.inode, before, &inode).await);
             }
             Some(FileType::Directory | FileType::Symlink) | None => {
                 return Err(Refusal(Errno::INVAL));
             }
         };
         let inode = caller.make_node(&dir.inode, name, what).await?;
-        Ok(self.named(&caller, &dir.inode, &inode).await)
+        Ok(self.named(&caller, &dir.inode, before, &inode).await)
     }
 
     pub(super) async fn unlink(&self, head: &Head, Name(name): &Name) -> Outcome {
@@ -161,7 +171,8 @@ impl Operations {
     pub(super) async fn link(&self, head: &Head, node: u64, Name(new_name): &Name) -> Outcome {
         let (file, dir) = (self.node(node)?, self.node(head.node)?);
         let caller = self.as_caller(head);
+        let before = dir.inode.before_call();
         caller.link(&file.inode, &dir.inode, new_name).await?;
-        Ok(self.named(&caller, &dir.inode, &file.inode).await)
+        Ok(self.named(&caller, &dir.inode, before, &file.inode).await)
     }
 }

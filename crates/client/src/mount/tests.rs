@@ -873,6 +873,38 @@ async fn the_kernel_does_not_have_the_size_of_a_reply_that_it_has_refused() {
     assert!(!view.view().has_size(4, Instant::now()));
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_given_name_that_newer_attributes_of_the_directory_have_overtaken_is_not_believed() {
+    let given = [Procedure::Create, Procedure::Mkdir, Procedure::Symlink, Procedure::Link];
+    let given = given.into_iter().chain([Procedure::Mknod]);
+    for (procedure, is_changed) in given.flat_map(|given| [(given, false), (given, true)]) {
+        let (peer, operations) = Peer::mounted().await;
+        let node = looked_up(&operations).await;
+        peer.hold(procedure);
+        let giving = Arc::clone(&operations);
+        let given = tokio::spawn(async move {
+            let (root, name) = (request(ROOT, 0), Name((*b"new").into()));
+            let given = match procedure {
+                Procedure::Create => giving.create(&root, &name, 0o644, 0).await,
+                Procedure::Mkdir => giving.mkdir(&root, &name, 0o755).await,
+                Procedure::Symlink => giving.symlink(&root, &name, &Name(FILE.into())).await,
+                Procedure::Link => giving.link(&root, node, &name).await,
+                _ => giving.mknod(&root, &name, FIFO | 0o644, 0).await,
+            };
+            given.map_err(errno)
+        });
+        within(peer.called(procedure)).await;
+        if is_changed {
+            peer.change_root();
+        }
+        let file_system = &operations.file_system;
+        file_system.revalidate(&file_system.root()).await.unwrap();
+        peer.release();
+        let ttl = first_name_ttl(Ok(within(given).await.unwrap().unwrap()));
+        assert_eq!(!ttl.is_zero(), !is_changed, "{procedure:?}: {ttl:?}");
+    }
+}
+
 /// A reply shows that another client has changed the object of `node`.
 fn note_foreign_change(operations: &Operations, node: u64) {
     let inode = &operations.node(node).map_err(errno).unwrap().inode;

@@ -7,10 +7,11 @@ use std::time::Duration;
 use proto::nfs3::{
     AccessArgs, AccessOk, AccessReply, Attributes, CommitOk, CommitReply, CookieVerifier,
     CreatedOk, CreatedReply, DirOp, EntryPlus, FileHandle, FileType, FsinfoReply, FsstatArgs,
-    FsstatOk, FsstatReply, GetattrArgs, GetattrOk, GetattrReply, LinkOk, LinkReply, LookupArgs,
-    LookupOk, LookupReply, Procedure, ReaddirplusArgs, ReaddirplusOk, ReaddirplusReply, RemovedOk,
-    RemovedReply, RenameOk, RenameReply, SetAttributes, SetattrArgs, SetattrOk, SetattrReply,
-    StableHow, Status, Time, WccData, WriteArgs, WriteOk, WriteReply, WriteVerifier,
+    FsstatOk, FsstatReply, GetattrArgs, GetattrOk, GetattrReply, LinkArgs, LinkOk, LinkReply,
+    LookupArgs, LookupOk, LookupReply, Procedure, ReaddirplusArgs, ReaddirplusOk, ReaddirplusReply,
+    RemovedOk, RemovedReply, RenameOk, RenameReply, SetAttributes, SetattrArgs, SetattrOk,
+    SetattrReply, StableHow, Status, Time, WccAttributes, WccData, WriteArgs, WriteOk, WriteReply,
+    WriteVerifier,
 };
 use proto::oncrpc::{Credential, decode_call, encode_success};
 use proto::xdr::{Decode as _, Encode, Reader, Writer, decode_all};
@@ -283,16 +284,17 @@ impl State {
             }
             Procedure::Readdirplus => self.list(arguments, w),
             Procedure::Create | Procedure::Mkdir | Procedure::Symlink | Procedure::Mknod => {
-                let DirOp { name, .. } = DirOp::decode(&mut Reader::new(arguments)).unwrap();
+                let DirOp { name, dir } = DirOp::decode(&mut Reader::new(arguments)).unwrap();
                 let object = (!self.leaves_out_handles).then(|| handle(name));
-                let created = CreatedOk { object, attributes: None, dir_wcc: wcc };
+                let created = CreatedOk { object, attributes: None, dir_wcc: self.wcc(dir) };
                 CreatedReply::Ok(created).encode(w);
             }
             Procedure::Rename => {
                 RenameReply::Ok(RenameOk { from_wcc: wcc, to_wcc: wcc }).encode(w);
             }
             Procedure::Link => {
-                let linked = LinkOk { file_attributes: None, dir_wcc: wcc };
+                let LinkArgs { link, .. } = decode_all(arguments).unwrap();
+                let linked = LinkOk { file_attributes: None, dir_wcc: self.wcc(link.dir) };
                 LinkReply::Ok(linked).encode(w);
             }
             Procedure::Remove | Procedure::Rmdir => {
@@ -326,6 +328,13 @@ impl State {
     /// The object under a name in the root directory.
     fn found(&self, name: &[u8]) -> FileHandle {
         if name == FILE && self.is_replaced { handle(b"another") } else { handle(name) }
+    }
+
+    /// That of a call that changes nothing.
+    fn wcc(&self, object: FileHandle) -> WccData {
+        let after = self.attributes(object);
+        let Attributes { size, mtime, ctime, .. } = after;
+        WccData { before: Some(WccAttributes { size, mtime, ctime }), after: Some(after) }
     }
 
     fn attributes(&self, object: FileHandle) -> Attributes {
