@@ -41,6 +41,7 @@ use proto::nfs4::ShareAccess;
 use proto::oncrpc::{AuthSys, GIDS_MAX, Gids};
 use rpc::blocking::RecordStream;
 use rustix::process::nice;
+use rustix::time::{ClockId, clock_gettime};
 
 pub use contents::Contents;
 pub use files::{create_files, remove_files};
@@ -53,6 +54,7 @@ pub use watch::{Observed, Watch};
 use contents::Written;
 use file_calls::FileCalls;
 use plan::Plan;
+use pool::mix;
 use rank::{Progress, Rank, RankOutcome};
 use watch::Series;
 
@@ -116,7 +118,8 @@ impl LoadFile {
 pub enum Verify {
     /// Every byte.
     Full,
-    /// One READ of 64, and the first. Comparing one of 16 was a tenth of what the load cost.
+    /// One READ of 64, others in each load, and the first of each rank. Comparing one of 16 was a
+    /// tenth of what the load cost.
     Sampled,
     /// None.
     Nothing,
@@ -363,6 +366,8 @@ fn ranks<'a>(
     progress: &'a [Progress],
 ) -> impl Iterator<Item = Rank<'a>> {
     let Group { load, files, nice, .. } = group;
+    let now = clock_gettime(ClockId::Monotonic);
+    let now_ns = now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned();
     progress.iter().enumerate().map(move |(number, progress)| Rank {
         number,
         load,
@@ -370,6 +375,7 @@ fn ranks<'a>(
         files,
         pool,
         progress,
+        sample: mix(now_ns, number as u64),
         nice: *nice,
     })
 }

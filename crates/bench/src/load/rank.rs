@@ -44,6 +44,9 @@ pub(super) struct Rank<'a> {
     pub(super) files: &'a [LoadFile],
     pub(super) pool: &'a Pool,
     pub(super) progress: &'a Progress,
+    /// Decides which READs are compared of samples: another number in each load, or the same data
+    /// would be compared each time.
+    pub(super) sample: u64,
     /// See [`Group`](super::Group).
     pub(super) nice: i32,
 }
@@ -319,7 +322,7 @@ impl<'a> Work<'a> {
         let compare = match self.rank.load.verify {
             Verify::Full => true,
             Verify::Sampled => {
-                let chosen = mix(self.rank.number as u64, operation.index);
+                let chosen = mix(self.rank.sample, operation.index);
                 operation.index == 0 || chosen.is_multiple_of(SAMPLED)
             }
             Verify::Nothing => false,

@@ -2,6 +2,7 @@
 
 mod nfs4;
 
+use std::collections::HashSet;
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -22,6 +23,7 @@ use server::config::{Config, Overrides};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
+use super::plan::Transfer;
 use super::pool::Unit;
 use super::*;
 use crate::null_server;
@@ -234,6 +236,25 @@ fn the_null_server_returns_other_data_than_was_written() {
     let nothing = put(&Load { verify: Verify::Nothing, ..read }, &service, &mut files);
     assert_eq!((nothing.verified_bytes, nothing.wrong_bytes), (0, 0));
     assert_eq!(nothing.operations, UNITS);
+}
+
+#[test]
+fn each_load_compares_other_reads() {
+    const UNITS: u64 = 640;
+    let service = null();
+    // The null server returns other data, so the first READ that is compared is wrong; of the unit
+    // that is compared in each load nothing is known.
+    let mut files = null_files(1);
+    let unit = |unit| (Transfer { file: 0, unit, bytes: 512 }, Written::Whole);
+    files[0].contents.note(0, (1..UNITS).map(unit));
+    let read = read_load(Pattern::EasySequential, &[UNITS], 512);
+    let read = Load { verify: Verify::Sampled, ..read };
+    let outcomes: Vec<_> = (0..6).map(|_| put(&read, &service, &mut files)).collect();
+    let first: HashSet<_> = outcomes.iter().map(|outcome| outcome.first_wrong).collect();
+    assert!(first.len() > 1, "{first:?}");
+    let compared: u64 = outcomes.iter().map(|outcome| outcome.verified_bytes / 512).sum();
+    // One in 64 of 3,840 is 60, give or take 8.
+    assert!((15..110).contains(&compared), "{compared} READs");
 }
 
 #[test]
