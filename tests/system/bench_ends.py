@@ -10,7 +10,7 @@ import signal
 import time
 
 from bench_rig import (
-    UNDO_SECS_MAX, Bench, Records, end_at_last, finish, last_words, operations, output_of, sentence,
+    RUN_SECS_MAX, UNDO_SECS_MAX, Bench, Records, end_at_last, finish, last_words, operations, output_of, sentence,
     wait_for_measurements,
 )  # fmt: skip
 from harness import (
@@ -28,6 +28,10 @@ ENDLESS = {
     "names": ("--names", 100, "--rounds", 10000),
     "readdir": ("--entries", 500, "--rounds", 10000),
     "writeback": ("--size", "1MiB", "--record-sizes", "4096", "--rounds", 10000),
+    "clients": (
+        "--load", "cp", "--size", "16MiB", "--random-size", "4KiB", "--rounds", 10000,
+        "--cache", "found",
+    ),
     "uncached": ("--files", 2, "--size", "8MiB", "--rounds", 10000),
 }  # fmt: skip
 
@@ -116,35 +120,66 @@ def killed():
             end_at_last(process)
 
 
+def signalled(pids, number):
+    """Sends a signal to those of the processes that are there, and returns them."""
+    there = []
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+        there.append(pid)
+    return there
+
+
+def dies_under(experiment, *more, program=""):
+    """`program` are words of a process that the server is killed under; without, at any moment."""
+    bench, directory = Bench(), scratch_dir("files")
+    process = bench.start(experiment, directory, *ENDLESS[experiment], *more)
+    try:
+        wait_for_measurements(process, 2)
+        deadline = time.monotonic() + RUN_SECS_MAX
+        halted = []
+        while program and not halted:
+            check(process.poll() is None, f"it ended before: {last_words(process)}")
+            check(time.monotonic() < deadline, f"{program} was not found: {last_words(process)}")
+            # It would be done before the server is found.
+            halted = signalled(bench.processes(program), signal.SIGSTOP)
+        # Between two measurements the server may be another one.
+        while process.poll() is None:
+            check(time.monotonic() < deadline, f"{experiment} goes on: {last_words(process)}")
+            signalled(bench.processes(f"{Server.binary} serve"), signal.SIGKILL)
+            signalled(halted, signal.SIGCONT)
+            time.sleep(0.05)
+        status = finish(process)
+        check(status == 1, f"{experiment}: exit status {status}: {last_words(process)}")
+        words, output = sentence(process), output_of(process)
+        # The one that is killed may also be about to end, or so new that it printed nothing.
+        ends = ("the server died", "the server failed while it stopped")
+        if not words.startswith("the server did not start"):
+            check(words.startswith(ends), f"{experiment}: {words}")
+            # With the last lines of its log.
+            check("INFO spillway_server" in output, f"{experiment}: {last_words(process)}")
+        check_kept(process, 2)
+        bench.check_nothing_left(process, directory)
+    finally:
+        end_at_last(process)
+
+
 @case
 def server_dies():
     """A server that is killed under a load ends the run, which reports it."""
     for experiment in ("io", "threads", "names", "readdir", "writeback"):
-        bench, directory = Bench(), scratch_dir("files")
-        process = bench.start(experiment, directory, *ENDLESS[experiment])
-        try:
-            wait_for_measurements(process, 2)
-            # Between two measurements the server may be another one.
-            while process.poll() is None:
-                for pid in bench.processes(f"{Server.binary} serve"):
-                    try:
-                        os.kill(pid, signal.SIGKILL)
-                    except ProcessLookupError:
-                        continue
-                time.sleep(0.05)
-            status = finish(process)
-            check(status == 1, f"{experiment}: exit status {status}: {last_words(process)}")
-            words, output = sentence(process), output_of(process)
-            # The one that is killed may also be about to end, or so new that it printed nothing.
-            ends = ("the server died", "the server failed while it stopped")
-            if not words.startswith("the server did not start"):
-                check(words.startswith(ends), f"{experiment}: {words}")
-                # With the last lines of its log.
-                check("INFO spillway_server" in output, f"{experiment}: {last_words(process)}")
-            check_kept(process, 2)
-            bench.check_nothing_left(process, directory)
-        finally:
-            end_at_last(process)
+        dies_under(experiment)
+    dies_under("clients", program=f"{Server.binary} cp ")
+
+
+@case
+def server_dies_under_programs_of_others():
+    """They try again for ever."""
+    need("fio", "nfs-cp")
+    for load, program in (("fio", "fio --name=job"), ("nfs-cp", "nfs-cp /dev/shm")):
+        dies_under("clients", "--load", load, program=program)
 
 
 @case

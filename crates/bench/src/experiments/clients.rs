@@ -8,13 +8,15 @@ use std::io;
 use std::ops::RangeInclusive;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Instant;
 
 use clap::ValueEnum as _;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use client::NfsUrl;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use server::config::ByteSize;
 
 use super::cache_state::CacheState;
@@ -86,8 +88,11 @@ const HARD_BYTES: u64 = 47_008;
 const EASY_BYTES: u64 = 1 << 20;
 const RANDOM_BYTES: u64 = 4096;
 const RANDOM_JOBS: u16 = 4;
-/// How soon the end of a program is noticed.
-const LOOK_EVERY: Duration = Duration::from_millis(2);
+/// How soon a request to stop, or the end of the server, is noticed.
+const CHECK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+
+/// Whether a program that works may go on: [`Export::check`].
+type Check<'a> = &'a dyn Fn() -> Result<()>;
 
 impl servers::Experiment for Options {
     const NAME: &str = "clients";
@@ -175,7 +180,9 @@ impl Experiment<'_> {
                 for job in self.jobs() {
                     let phase = job.phase();
                     let mut measurement = self.measure(&phase, client.subject(), || {
-                        fio::run(&job, &self.libnfs_url(b""), self.directory, &self.export.stop)
+                        fio::run(&job, &self.libnfs_url(b""), self.directory, &|| {
+                            self.export.check()
+                        })
                     })?;
                     let moved = ("moved_bytes".to_owned(), job.bytes_by_job);
                     measurement.parameters.extend([moved]);
@@ -241,7 +248,7 @@ impl Experiment<'_> {
             self.measure(phase, subject, || {
                 let mut command = Command::new(program);
                 command.args(words).args([from, to]);
-                let secs = timed(command, stop)?;
+                let secs = timed(command, &|| self.export.check())?;
                 Ok(Done { bytes, operations: None, secs, latencies: Vec::new() })
             })
         };
@@ -371,30 +378,47 @@ fn start(command: &mut Command) -> Result<Started> {
 /// Ends a program when this process is gone.
 const END: &str = "test -z \"$word\" || kill \"$word\"";
 
-/// Runs a program that must succeed; its time.
-fn timed(mut command: Command, stop: &Stop) -> Result<f64> {
+/// Runs a program that must succeed, as long as `check` does; its time.
+fn timed(mut command: Command, check: Check<'_>) -> Result<f64> {
     let name = command.get_program().to_string_lossy().into_owned();
     let Started { mut child, undo, began } = start(command.stdout(Stdio::null()))?;
-    let ended = loop {
-        match child.try_wait() {
-            Ok(None) if stop.is_wanted() => break Err(Error::Interrupted),
-            Ok(None) => thread::sleep(LOOK_EVERY),
-            Ok(Some(status)) => break Ok(status),
-            Err(error) => break Err(Error::machine(format!("cannot wait for {name}"))(error)),
-        }
-    };
+    let ended = watch(&mut child, &name, check);
     let secs = began.elapsed().as_secs_f64();
     // It has ended if it cannot be killed.
     drop(child.kill());
     drop(child.wait());
     undo.revoke();
     let status = ended?;
-    if status.success() { Ok(secs) } else { Err(failed(format!("{name}: {status}"), stop)) }
+    if status.success() { Ok(secs) } else { Err(failed(format!("{name}: {status}"), check)) }
 }
 
-/// Why a program failed: a signal that asks this process to end may have reached it too.
-fn failed(why: String, stop: &Stop) -> Error {
-    stop.check().err().unwrap_or(Error::Program(why))
+/// Waits until a program has ended, as long as `check` succeeds.
+fn watch(child: &mut Child, name: &str, check: Check<'_>) -> Result<ExitStatus> {
+    let at = || Error::machine(format!("cannot wait for {name}"));
+    let end = pidfd_open(Pid::from_child(child), PidfdFlags::empty());
+    let end = end.map_err(|error| at()(error.into()))?;
+    loop {
+        if let Some(status) = child.try_wait().map_err(at())? {
+            return Ok(status);
+        }
+        check()?;
+        wait_a_little(&mut [PollFd::new(&end, PollFlags::IN)]).map_err(at())?;
+    }
+}
+
+/// Waits for the end of a process, but not beyond the time of the next check.
+fn wait_a_little(processes: &mut [PollFd<'_>]) -> io::Result<()> {
+    match poll(processes, Some(&CHECK_EVERY)) {
+        // A signal, perhaps the request to stop.
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Why a program failed: a signal that asks this process to end may have reached it too, and what
+/// it called may be gone.
+fn failed(why: String, check: Check<'_>) -> Error {
+    check().err().unwrap_or(Error::Program(why))
 }
 
 /// Bytes in which two files differ, with those that only one of them has. The files are read in

@@ -42,6 +42,20 @@ impl Export<'_> {
         Meter::start(self.watched, Box::new(&self.counters))
     }
 
+    /// For use while a program of another process works: it tries again for ever what a server that
+    /// is gone does not answer.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`]; [`Error::Server`]: it has ended.
+    pub(super) fn check(&self) -> Result<()> {
+        self.stop.check()?;
+        self.check_alive()
+    }
+
+    fn check_alive(&self) -> Result<()> {
+        self.watched.map_or(Ok(()), |watched| watched.rss_bytes_max().map(drop))
+    }
+
     /// Carries out what the user may end, also just before it begins, so that it can be cleaned up
     /// after.
     pub(super) async fn until_stopped<T>(
@@ -65,7 +79,7 @@ impl Export<'_> {
         let gone = async {
             loop {
                 tokio::time::sleep(LOOK_EVERY).await;
-                if let Some(Err(error)) = self.watched.map(Watched::rss_bytes_max) {
+                if let Err(error) = self.check_alive() {
                     return error;
                 }
             }

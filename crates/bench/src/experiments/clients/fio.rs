@@ -12,13 +12,12 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
 
-use super::{Done, Started, failed};
+use super::{Check, Done, Started, failed, wait_a_little};
 use crate::figure::Figure;
-use crate::stop::Stop;
 use crate::{Error, Result};
 
 /// A run of fio on one file.
@@ -34,8 +33,6 @@ pub(super) struct Job {
 
 /// How often new job processes are searched for.
 const SEARCH_EVERY: Duration = Duration::from_millis(5);
-/// The longest wait between two checks of the request to stop.
-const WAIT_MAX: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
 /// The longest wait for the end of fio once it was asked to end.
 const END_MAX: Duration = Duration::from_secs(3);
@@ -56,7 +53,7 @@ impl Job {
 
 /// Runs a job in `directory` of the export at `url`. Each size of blocks has its own file; a random
 /// job reads that of the largest blocks.
-pub(super) fn run(job: &Job, url: &str, directory: &str, stop: &Stop) -> Result<Done> {
+pub(super) fn run(job: &Job, url: &str, directory: &str, check: Check<'_>) -> Result<Done> {
     let file = if job.operation == "randread" { super::EASY_BYTES } else { job.block_bytes };
     let mut command = Command::new("fio");
     command
@@ -74,7 +71,7 @@ pub(super) fn run(job: &Job, url: &str, directory: &str, stop: &Stop) -> Result<
     command.stdout(stdout).stderr(Stdio::null());
     let Started { child: mut fio, undo, .. } = super::start(&mut command)?;
     let mut seen = BTreeMap::new();
-    let ended = watch(&mut fio, job.jobs, stop, &mut seen);
+    let ended = watch(&mut fio, job.jobs, check, &mut seen);
     if ended.is_err() {
         end(&mut fio, seen);
     }
@@ -88,7 +85,7 @@ pub(super) fn run(job: &Job, url: &str, directory: &str, stop: &Stop) -> Result<
     report.as_ref().and_then(|report| done(job, report, ended_ms)).ok_or_else(|| {
         // fio ends with status 0 where the engine could not even open the file.
         let words: String = text.chars().take(300).collect();
-        failed(format!("fio transferred no data: {words}"), stop)
+        failed(format!("fio transferred no data: {words}"), check)
     })
 }
 
@@ -143,20 +140,20 @@ fn done(job: &Job, report: &Value, ended_ms: f64) -> Option<Done> {
 }
 
 /// Waits until fio has ended; when the last of its jobs ended, in milliseconds of Unix time.
-fn watch(fio: &mut Child, jobs: u16, stop: &Stop, seen: &mut Seen) -> Result<f64> {
+fn watch(fio: &mut Child, jobs: u16, check: Check<'_>, seen: &mut Seen) -> Result<f64> {
     let mut ended_ms = 0.0;
     loop {
         let status = fio.try_wait().map_err(Error::machine("cannot wait for fio"))?;
         match status {
             Some(status) if !status.success() => {
                 let why = format!("fio: {status}; does it have the nfs engine?");
-                return Err(failed(why, stop));
+                return Err(failed(why, check));
             }
             Some(_) if seen.len() < usize::from(jobs) => {
-                return Err(failed("fio ended before its jobs started".to_owned(), stop));
+                return Err(failed("fio ended before its jobs started".to_owned(), check));
             }
             Some(_) => return Ok(ended_ms),
-            None => stop.check()?,
+            None => check()?,
         }
         if seen.len() < usize::from(jobs) {
             see_jobs(fio, seen);
@@ -193,10 +190,7 @@ fn wait_for_one(seen: &mut Seen) -> Result<bool> {
         if polled.is_empty() {
             return Ok(false);
         }
-        poll(&mut polled, Some(&WAIT_MAX)).map_err(|error| Error::Machine {
-            what: "cannot wait for fio's jobs".to_owned(),
-            source: error.into(),
-        })?;
+        wait_a_little(&mut polled).map_err(Error::machine("cannot wait for fio's jobs"))?;
         let pids = open().map(|(pid, _)| pid);
         ended.extend(
             pids.zip(&polled).filter(|(_, one)| !one.revents().is_empty()).map(|(pid, _)| pid),
@@ -228,12 +222,13 @@ mod tests {
     use std::os::unix::process::ExitStatusExt as _;
 
     use super::*;
+    use crate::stop::Stop;
 
     #[test]
     fn fio_that_a_request_to_stop_has_ended_did_not_fail() {
         let mut ended = Command::new("false").spawn().unwrap();
         ended.wait().unwrap();
-        let mut watched = |stop| watch(&mut ended, 1, &stop, &mut Seen::new());
+        let mut watched = |stop: Stop| watch(&mut ended, 1, &|| stop.check(), &mut Seen::new());
         assert!(matches!(watched(Stop::wanted()), Err(Error::Interrupted)));
         assert!(matches!(watched(Stop::default()), Err(Error::Program(_))));
     }

@@ -1,9 +1,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use super::*;
 use crate::experiments::own_server::{OwnServer, options};
 use crate::experiments::servers::Experiment as _;
+use crate::rig::Watched;
 use crate::skip::{skip, skip_in_ci_too};
 
 /// `None`, and why, where the program is not there.
@@ -133,7 +136,7 @@ fn fio_that_is_stopped_takes_its_jobs_along() {
         wanted.want();
     });
     std::fs::create_dir(server.path().join("bench")).unwrap();
-    let done = fio::run(&job, &url, "bench", &stop).map(drop);
+    let done = fio::run(&job, &url, "bench", &|| stop.check()).map(drop);
     returned.store(true, Ordering::Relaxed);
     asking.join().unwrap();
     if let Err(Error::Program(why)) = done {
@@ -236,16 +239,46 @@ fn a_copy_stays_in_the_records_if_the_way_back_fails() {
 fn programs_are_in_process_groups_of_their_own() {
     let mut leader = Command::new("sh");
     leader.args(["-c", "read -r _ _ _ _ group _ </proc/$$/stat; test $group = $$"]);
-    timed(leader, &Stop::default()).unwrap();
+    timed(leader, &|| Ok(())).unwrap();
 }
 
 #[test]
 fn programs_end_with_a_request_to_stop_or_fail() {
     let mut asleep = Command::new("sleep");
     asleep.arg("60");
-    assert!(matches!(timed(asleep, &Stop::wanted()), Err(Error::Interrupted)));
-    let failure = timed(Command::new("false"), &Stop::default());
+    assert!(matches!(timed(asleep, &|| Stop::wanted().check()), Err(Error::Interrupted)));
+    let failure = timed(Command::new("false"), &|| Ok(()));
     assert!(matches!(failure, Err(Error::Program(_))), "{failure:?}");
+}
+
+#[test]
+fn programs_end_with_the_server_that_they_call() {
+    let server = OwnServer::start();
+    let mut process = Command::new("sleep").arg("0.2").spawn().unwrap();
+    let watched = Watched::new(process.id(), None).unwrap();
+    let export = Export { watched: Some(&watched), ..server.export() };
+    let began = Instant::now();
+    // Neither ends by itself while this test is waited for.
+    let mut asleep = Command::new("sleep");
+    asleep.arg("60");
+    let ended = timed(asleep, &|| export.check());
+    assert!(matches!(ended, Err(Error::Server(_))), "{ended:?}");
+    let job = Job {
+        operation: "write",
+        block_bytes: 512,
+        jobs: 1,
+        file_bytes: 1 << 30,
+        bytes_by_job: 1 << 30,
+    };
+    std::fs::create_dir(server.path().join("bench")).unwrap();
+    let experiment = Experiment { options: &options("").unwrap(), export: &export, directory: "" };
+    let ended = fio::run(&job, &experiment.libnfs_url(b""), "bench", &|| export.check());
+    process.wait().unwrap();
+    match ended.map(drop) {
+        Err(Error::Program(why)) => return skip(why),
+        ended => assert!(matches!(ended, Err(Error::Server(_))), "{ended:?}"),
+    }
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
 }
 
 #[test]
