@@ -92,7 +92,10 @@ figures! {
     LatencyP999Us: "latency p99.9", "us", Lower;
     /// The slowest call.
     LatencyMaxUs: "latency max", "us", Lower;
-    /// User time of the server process.
+    /// User and system time of the server process.
+    ServerSecsPerGib: "server CPU", "s/GiB", Lower;
+    /// User time of the server process: its part of the sum by the kernel's samples, in ticks of
+    /// 10 ms as a rule, as the system time.
     ServerUserSecsPerGib: "server user", "s/GiB", Lower;
     /// System time of the server process.
     ServerSystemSecsPerGib: "server system", "s/GiB", Lower;

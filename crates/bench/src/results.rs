@@ -272,10 +272,18 @@ impl Case {
     }
 }
 
-/// Earlier versions left the count of calls put off out where it was 0; the loads that count them
-/// count errors too.
+/// The figures that earlier versions left out: the count of calls put off where it was 0, of loads
+/// that count errors too; and the sum of the server's user and system time, whose medians have
+/// another one.
 fn unrecorded(one: &Measurement, figure: Figure) -> Option<f64> {
-    (figure == Figure::PutOff && one.figures.contains_key(&Figure::Errors)).then_some(0.0)
+    let of = |figure| one.figures.get(&figure).copied();
+    match figure {
+        Figure::PutOff => of(Figure::Errors).map(|_| 0.0),
+        Figure::ServerSecsPerGib => {
+            Some(of(Figure::ServerUserSecsPerGib)? + of(Figure::ServerSystemSecsPerGib)?)
+        }
+        _ => None,
+    }
 }
 
 fn fault(one: &Measurement) -> Option<String> {

@@ -39,6 +39,7 @@ const BLOCKS: [&[Figure]; 5] = [
         Figure::LastTenthToFirst,
     ],
     &[
+        Figure::ServerSecsPerGib,
         Figure::ServerUserSecsPerGib,
         Figure::ServerSystemSecsPerGib,
         Figure::ServerUsPerOperation,

@@ -20,7 +20,6 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use server::config::ByteSize;
 
 use super::cache_state::CacheState;
-use super::course::secs_per_gib;
 use super::export::Export;
 use super::meter::Spent;
 use super::scratch_directory::ScratchDirectory;
@@ -344,10 +343,7 @@ impl Done {
                 figures.push((Figure::ServerUsPerOperation, server.total() * 1e6 / operations));
             }
         }
-        if let Some(server) = &spent.server {
-            figures.push((Figure::ServerUserSecsPerGib, secs_per_gib(server.user, bytes)));
-            figures.push((Figure::ServerSystemSecsPerGib, secs_per_gib(server.system, bytes)));
-        }
+        figures.extend(spent.server_per_gib(bytes));
         let rss = spent.server_rss_bytes_max.map(|bytes| (Figure::ServerRssMibMax, mib(bytes)));
         figures.extend(rss);
         figures

@@ -118,8 +118,7 @@ fn note_server(spent: &Spent, bytes: u64, operations: u64, figures: &mut BTreeMa
         }
     }
     if bytes > 0 {
-        figures.insert(Figure::ServerUserSecsPerGib, secs_per_gib(server.user, bytes));
-        figures.insert(Figure::ServerSystemSecsPerGib, secs_per_gib(server.system, bytes));
+        figures.extend(spent.server_per_gib(bytes));
     }
     let generator = figures.get(&Figure::GeneratorUsPerOperation).copied();
     if let Some(generator) = generator.filter(|_| server.total() > 0.0) {

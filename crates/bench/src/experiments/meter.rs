@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 
+use super::course::secs_per_gib;
 use crate::Result;
+use crate::figure::Figure;
 use crate::rig::{CpuSecs, CpuTime, Watched};
 
 /// Asks a server for its counters since its start; none if it has none.
@@ -32,6 +34,21 @@ pub(super) struct Spent {
     pub(super) own: CpuSecs,
     /// How much each of the server's counters has grown, without those that have not.
     pub(super) counters: BTreeMap<String, u64>,
+}
+
+impl Spent {
+    /// The server's processor time for `bytes` of data, if its process is known.
+    pub(super) fn server_per_gib(&self, bytes: u64) -> impl Iterator<Item = (Figure, f64)> {
+        let figures = |server: CpuSecs| {
+            [
+                (Figure::ServerSecsPerGib, server.total()),
+                (Figure::ServerUserSecsPerGib, server.user),
+                (Figure::ServerSystemSecsPerGib, server.system),
+            ]
+        };
+        let secs = self.server.into_iter().flat_map(figures);
+        secs.map(move |(figure, secs)| (figure, secs_per_gib(secs, bytes)))
+    }
 }
 
 impl<'a> Meter<'a> {
@@ -84,6 +101,19 @@ fn grown(before: &BTreeMap<String, u64>, now: BTreeMap<String, u64>) -> BTreeMap
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_servers_processor_time_for_each_gib_is_recorded_in_all_and_split() {
+        let server = Some(CpuSecs { user: 0.25, system: 0.75 });
+        let figures: BTreeMap<_, _> =
+            Spent { server, ..Spent::default() }.server_per_gib(512 << 20).collect();
+        let expected = [
+            (Figure::ServerSecsPerGib, 2.0),
+            (Figure::ServerUserSecsPerGib, 0.5),
+            (Figure::ServerSystemSecsPerGib, 1.5),
+        ];
+        assert_eq!(figures, expected.into());
+    }
 
     #[test]
     fn counters_that_grew_are_returned() {

@@ -167,10 +167,7 @@ impl Experiment<'_> {
         if let Some(commit) = written.seen.commit_took() {
             figures.insert(Figure::CommitSecs, commit.as_secs_f64());
         }
-        if let Some(server) = written.spent.server {
-            figures.insert(Figure::ServerUserSecsPerGib, secs_per_gib(server.user, bytes));
-            figures.insert(Figure::ServerSystemSecsPerGib, secs_per_gib(server.system, bytes));
-        }
+        figures.extend(written.spent.server_per_gib(bytes));
         if let Some(rss_bytes) = written.spent.server_rss_bytes_max {
             figures.insert(Figure::ServerRssMibMax, mib(rss_bytes));
         }

@@ -191,13 +191,9 @@ fn case_of<'a>(phase: &'a Phase, subject: &str) -> Option<&'a Case> {
 }
 
 fn processor(case: &Case) -> String {
-    let user = case.median(Figure::ServerUserSecsPerGib);
-    let both = user.zip(case.median(Figure::ServerSystemSecsPerGib));
-    match (both, case.median(Figure::ServerUsPerOperation)) {
-        (Some((user, system)), _) => format!(" ({})", rounded(user + system)),
-        (None, Some(us)) => format!(" ({})", rounded(us)),
-        (None, None) => String::new(),
-    }
+    let costs = [Figure::ServerSecsPerGib, Figure::ServerUsPerOperation];
+    let cost = costs.into_iter().find_map(|figure| case.median(figure));
+    cost.map_or_else(String::new, |cost| format!(" ({})", rounded(cost)))
 }
 
 fn is_worse(figure: Figure, case: &Case, base: Option<&Case>) -> bool {

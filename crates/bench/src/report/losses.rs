@@ -40,13 +40,12 @@ pub(crate) struct Losses {
 
 /// Figures that are compared with subjects that are no peers. Each of these has its purpose, so a
 /// loss in any other figure does not matter.
-const BETWEEN_OTHERS: [Figure; 9] = [
+const BETWEEN_OTHERS: [Figure; 8] = [
     Figure::MibPerSec,
     Figure::OperationsPerSec,
     Figure::Secs,
     Figure::LatencyP99Us,
-    Figure::ServerUserSecsPerGib,
-    Figure::ServerSystemSecsPerGib,
+    Figure::ServerSecsPerGib,
     Figure::ServerUsPerOperation,
     Figure::ServerRssMibMax,
     Figure::PageCacheMibMax,
@@ -189,6 +188,9 @@ fn is_of_its_own(case: &Case, figure: Figure) -> bool {
     match figure {
         Figure::OperationsPerSec => !has(Figure::MibPerSec),
         Figure::Secs => !has(Figure::MibPerSec) && !has(Figure::OperationsPerSec),
+        Figure::ServerUserSecsPerGib
+        | Figure::ServerSystemSecsPerGib
+        | Figure::ServerUsPerOperation => !has(Figure::ServerSecsPerGib),
         Figure::DirtyMibMax => !has(Figure::PageCacheMibMax),
         Figure::HeldMibMax => !has(Figure::PageCacheMibMax) || !has(Figure::ServerRssMibMax),
         _ => true,
@@ -237,6 +239,17 @@ mod tests {
         let at = others.iter().position(|one| *one == cache).unwrap();
         assert_eq!(found.behind_others[at].how_much(), "from 0");
         assert!(!others.iter().any(|(_, against, _)| *against == "peer"), "{others:?}");
+    }
+
+    #[test]
+    fn the_servers_processor_time_is_one_loss() {
+        let found = losses(5, &["peer"]);
+        for (all, against) in [(&found.behind_peers, "peer"), (&found.behind_others, "ours")] {
+            let costs =
+                names(all).into_iter().filter(|(.., figure)| figure.title().starts_with("server"));
+            let costs: Vec<_> = costs.collect();
+            assert_eq!(costs, [("other", against, Figure::ServerSecsPerGib)]);
+        }
     }
 
     #[test]

@@ -80,7 +80,7 @@ const SHARED: [Shared; 4] = [
 ];
 
 /// Figures that are drawn against a parameter of three or more values.
-const SWEPT: [Figure; 20] = [
+const SWEPT: [Figure; 19] = [
     Figure::MibPerSec,
     Figure::OperationsPerSec,
     Figure::LatencyP50Us,
@@ -92,8 +92,7 @@ const SWEPT: [Figure; 20] = [
     Figure::CallKib,
     Figure::CallsFromStart,
     Figure::LastTenthToFirst,
-    Figure::ServerUserSecsPerGib,
-    Figure::ServerSystemSecsPerGib,
+    Figure::ServerSecsPerGib,
     Figure::ServerUsPerOperation,
     Figure::OwnUserSecsPerGib,
     Figure::OwnSystemSecsPerGib,

@@ -97,6 +97,27 @@ fn the_median_of_the_rounds_is_on_the_page() {
 }
 
 #[test]
+fn the_servers_processor_time_is_summed_up_before_the_median_is_taken() {
+    let mut all = loads("write", &["a"], 3);
+    all.extend(loads("read", &["a"], 3));
+    let splits = [(0.1, 0.9), (0.2, 0.2), (0.9, 0.1)].into_iter().cycle();
+    for (one, (user, system)) in all.iter_mut().zip(splits) {
+        one.figures.insert(Figure::ServerUserSecsPerGib, user);
+        one.figures.insert(Figure::ServerSystemSecsPerGib, system);
+        // Earlier versions recorded no sum.
+        if one.phase == "read" {
+            one.figures.insert(Figure::ServerSecsPerGib, user + system);
+        }
+    }
+    let text = markdown(&Results::group(&records("r", all)), &[]);
+    for phase in ["write", "read"] {
+        let row = format!("\n| {phase}, MiB/s | 408 (1.00) |");
+        assert!(text.contains(&row), "{row} {text}");
+    }
+    assert_eq!(text.matches("\n| server CPU, s/GiB | 1.00 (60 %) |").count(), 2, "{text}");
+}
+
+#[test]
 fn markdown_has_the_losses_first_and_keeps_its_columns() {
     let results = Results::group(&everything());
     let text = markdown(&results, &["ours".into()]);
