@@ -148,6 +148,21 @@ def verified_in_full():
 
 
 @case
+def warm_caches():
+    """A phase that finds its files finds them in the page cache."""
+    bench = Bench()
+    with loop_file_system("xfs", 400 * MIB) as directory:
+        options = ("--modes", "buffered", "--cache", "warm", "--rounds", 1)
+        records = bench.run("io", directory, *TINY, *options)
+    for phase, cached_bytes in (
+        ("easy-write", 0), ("easy-read", SIZE_MIB * MIB), ("random-write", SIZE_MIB * MIB),
+        ("hard-write", 0),
+    ):  # fmt: skip
+        (cached_mib,) = records.figure("cached_at_start_mib", phase=phase)
+        check(cached_mib * MIB == cached_bytes, f"{phase}: {cached_mib} MiB cached at the start")
+
+
+@case
 def names_of_one_export():
     """Two subjects of one export do not write to each other's files."""
     bench, directory = Bench(), scratch_dir("files")

@@ -24,7 +24,7 @@ const DROP_AGAIN: Duration = Duration::from_millis(10);
 pub(super) enum CacheState {
     /// Nothing of the files.
     Cold,
-    /// The data to be read, from an earlier read.
+    /// The data to be read, or written at random, from an earlier read.
     Warm,
     /// Whatever is there.
     Found,
@@ -54,8 +54,8 @@ impl CacheState {
         match self {
             Self::Cold => "written back and dropped before each measurement; free memory touched",
             Self::Warm => {
-                "dropped, then what is read was read once, before each measurement; free memory \
-                 touched"
+                "dropped, then what is read, or written at random, was read once, before each \
+                 measurement; free memory touched"
             }
             Self::Found => {
                 "written back before each measurement, otherwise as it was found; free memory \

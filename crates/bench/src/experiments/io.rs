@@ -82,8 +82,8 @@ pub struct Options {
     rounds: RoundOptions,
 
     /// State of the caches when a phase begins: cold (dropped, needs root), warm (dropped, then
-    /// filled by one read of the data; needs root), found (written back, and not dropped) [default:
-    /// cold, or found without root]
+    /// filled by one read of the data, but not for easy-write and hard-write, which make theirs;
+    /// needs root), found (written back, and not dropped) [default: cold, or found without root]
     #[arg(long, value_name = "STATE")]
     cache: Option<CacheState>,
 
@@ -201,6 +201,7 @@ struct Experiment<'a> {
 struct Setting {
     phase: Phase,
     depth: u16,
+    time_max: Option<Duration>,
 }
 
 /// A subject, and what loads have left in its files.
@@ -241,11 +242,12 @@ impl Experiment<'_> {
         };
         for round in 1..=self.options.rounds.rounds {
             let depths = &self.options.depth;
-            let settings = phases
-                .iter()
-                .flat_map(|&phase| depths.iter().map(move |&depth| Setting { phase, depth }));
+            let time_max = self.options.seconds.map(Duration::from_secs);
+            let settings = phases.iter().flat_map(|&phase| {
+                depths.iter().map(move |&depth| Setting { phase, depth, time_max })
+            });
             for setting in settings {
-                let Setting { phase, depth } = setting;
+                let Setting { phase, depth, .. } = setting;
                 let mut alone_us = Vec::new();
                 if !self.options.no_calibration {
                     for version in versions(trials) {
@@ -297,8 +299,12 @@ impl Experiment<'_> {
         }
         self.find_files(phase, made, &export)?;
         self.cache.prepare(self.sizes.bytes, running.files(), &self.stop)?;
-        if self.cache == CacheState::Warm && phase.direction() == Direction::Read {
-            self.put_unmeasured(setting, &name, made, &service)?;
+        if self.cache == CacheState::Warm
+            && let Some(phase) = phase.warmer()
+        {
+            // What the time would not suffice for would stay cold.
+            let warmer = Setting { phase, time_max: None, ..setting };
+            self.put_unmeasured(warmer, &name, made, &service)?;
         }
         let mut measurement = self.measurement(setting);
         let meter = LoadMeter::start(running)?;
@@ -316,7 +322,7 @@ impl Experiment<'_> {
         Ok(measurement)
     }
 
-    fn measurement(&self, Setting { phase, depth }: Setting) -> Measurement {
+    fn measurement(&self, Setting { phase, depth, .. }: Setting) -> Measurement {
         let parameters = self.options.parameters(phase, depth, &self.sizes);
         Measurement { phase: phase.name(), parameters, ..Measurement::default() }
     }
@@ -370,7 +376,7 @@ impl Experiment<'_> {
     /// Puts a phase's load on a server.
     fn put(
         &mut self,
-        Setting { phase, depth }: Setting,
+        Setting { phase, depth, time_max }: Setting,
         made: &mut Made,
         service: &Service,
         watch: &mut Watch<'_>,
@@ -391,7 +397,7 @@ impl Experiment<'_> {
             operations_by_rank,
             depth: depth.into(),
             io_bytes: phase.io_bytes(&self.sizes),
-            time_max: self.options.seconds.map(Duration::from_secs),
+            time_max,
             stop: self.stop.clone(),
             verify: self.options.verify.of_reads(),
             stable: StableHow::Unstable,

@@ -77,6 +77,16 @@ impl Phase {
         }
     }
 
+    /// The phase that reads, before this one, what is to be in warm caches; none if it makes its
+    /// files. A random WRITE has another order than any READ before it, and so needs all of them.
+    pub(super) const fn warmer(self) -> Option<Self> {
+        match self {
+            Self::EasyRead | Self::RandomRead | Self::HardRead => Some(self),
+            Self::RandomWrite => Some(Self::EasyRead),
+            Self::EasyWrite | Self::HardWrite => None,
+        }
+    }
+
     pub(super) const fn io_bytes(self, sizes: &Sizes) -> u32 {
         match self {
             Self::EasyWrite | Self::EasyRead => sizes.easy_bytes,
@@ -163,6 +173,17 @@ mod tests {
         let mib = |phase: Phase| phase.given_bytes(&SIZES, &written) >> 20;
         assert_eq!((mib(Phase::EasyRead), mib(Phase::RandomRead)), (812, 400));
         assert_eq!(Phase::HardRead.given_bytes(&SIZES, &[1, 2, 3, 4]), 10 * 47_008);
+    }
+
+    #[test]
+    fn all_that_finds_files_reads_them_to_warm_the_caches() {
+        for phase in Phase::value_variants() {
+            let warmer = phase.warmer();
+            assert_eq!(warmer.is_some(), !phase.is_new(), "{phase:?}");
+            if let Some(warmer) = warmer {
+                assert_eq!((warmer.direction(), warmer.files()), (Direction::Read, phase.files()));
+            }
+        }
     }
 
     #[test]
