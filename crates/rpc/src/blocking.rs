@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use ::io::{ByteRange, Pipe, PipePool};
 use proto::oncrpc::RecordMark;
 use proto::xdr::{Reader, Writer, padded};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
@@ -126,6 +127,26 @@ impl RecordStream {
             Err(errno) => return Err(errno.into()),
         }
         Ok(self.has_received())
+    }
+
+    /// Waits until there are received bytes, or the peer has closed the connection, for which
+    /// [`RecordStream::next_record`] need not wait then; `false` if it is `end` before.
+    ///
+    /// # Errors
+    /// Those of the socket.
+    pub fn wait_until(&self, end: Instant) -> io::Result<bool> {
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if self.has_received() || left.is_zero() {
+                return Ok(self.has_received());
+            }
+            let left = Timespec::try_from(left).map_err(io::Error::other)?;
+            match poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], Some(&left)) {
+                Ok(ready) if ready > 0 => return Ok(true),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
     }
 
     /// Waits for the next record. `false` when the peer closed the connection instead.
@@ -484,6 +505,26 @@ mod tests {
             assert!(began.elapsed() < 100 * PATIENCE, "{:?}", began.elapsed());
             drop(receiver);
         });
+    }
+
+    #[test]
+    fn the_wait_for_a_record_ends_with_its_time_with_bytes_and_with_the_connection() {
+        use std::io::Write as _;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut peer = listener.accept().unwrap().0;
+        let mut receiver = RecordStream::new(stream, 0, None).unwrap();
+        let end = Instant::now() + Duration::from_millis(20);
+        assert!(!receiver.wait_until(end).unwrap());
+        assert!(Instant::now() >= end);
+        let far = Instant::now() + Duration::from_secs(3600);
+        peer.write_all(&RecordMark { last: true, len: 0 }.to_bytes()).unwrap();
+        assert!(receiver.wait_until(far).unwrap());
+        assert!(receiver.next_record().unwrap());
+        drop(peer);
+        assert!(receiver.wait_until(far).unwrap());
+        receiver.finish().unwrap();
+        assert!(!receiver.next_record().unwrap());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! One connection at work: a closed loop of READs or WRITEs, so many in flight as is wanted.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -91,7 +92,8 @@ pub(super) fn run<'a>(
     let cpu = clock_gettime(ClockId::ThreadCPUTime) - cpu_before;
     work.outcome.cpu = Duration::try_from(cpu).expect("the clock does not go backwards");
     if let Err(Broken(why)) = done.and_then(|()| work.end()) {
-        let rest = work.slots.iter().flatten().map(|operation| operation.index);
+        let put_off = work.put_off.iter().map(|(_, _, operation)| operation);
+        let rest = work.slots.iter().flatten().chain(put_off).map(|operation| operation.index);
         work.outcome.failed.extend(rest);
         work.error(why);
     }
@@ -125,6 +127,9 @@ struct Work<'a> {
     slots: Vec<Option<Operation>>,
     /// Slots whose calls are in the stream's queue.
     queued: Vec<usize>,
+    /// Operations that the server put off, with their slots, which are free meanwhile, and when
+    /// they are to be called again: in this order.
+    put_off: VecDeque<(Instant, usize, Operation)>,
     xids: Xids,
     verifier: Option<[u8; 8]>,
     /// Where data that is verified is received.
@@ -160,6 +165,7 @@ impl<'a> Work<'a> {
             next: 0,
             slots: (0..load.depth).map(|_| None).collect(),
             queued: Vec::new(),
+            put_off: VecDeque::new(),
             xids: Xids::new(),
             verifier: None,
             data: vec![0; usize::try_from(load.io_bytes).expect("32 bits fit")],
@@ -172,14 +178,32 @@ impl<'a> Work<'a> {
         for slot in 0..self.slots.len() {
             self.begin(slot)?;
         }
-        while self.slots.iter().any(Option::is_some) {
+        while !self.put_off.is_empty() || self.slots.iter().any(Option::is_some) {
+            self.call_again()?;
             // Replies that have come are taken before the next calls are sent: many go at once
             // then. With all calls in the queue, none is in flight and no reply can come.
             let all_queued = self.queued.len() == self.slots.len();
             if all_queued || !self.stream.has_received_more()? {
                 self.flush()?;
             }
+            // The other calls go on while one is put off.
+            let due = self.put_off.front().map(|(due, ..)| *due);
+            if let Some(due) = due
+                && !self.stream.wait_until(due)?
+            {
+                continue;
+            }
             self.receive()?;
+        }
+        Ok(())
+    }
+
+    /// Makes the calls again that were put off until now.
+    fn call_again(&mut self) -> Result<(), Broken> {
+        while let Some((_, slot, operation)) =
+            self.put_off.pop_front_if(|(due, ..)| *due <= Instant::now())
+        {
+            self.send(slot, operation)?;
         }
         Ok(())
     }
@@ -397,8 +421,9 @@ impl<'a> Work<'a> {
         match refusal {
             Refusal::PutOff(_) if patient => {
                 self.outcome.put_off += 1;
-                std::thread::sleep(PUT_OFF_PAUSE);
-                self.send(slot, operation)
+                // The pause is the same for all, so the last is due last.
+                self.put_off.push_back((Instant::now() + PUT_OFF_PAUSE, slot, operation));
+                Ok(())
             }
             refusal => {
                 self.failed(&operation, &refusal.to_string());

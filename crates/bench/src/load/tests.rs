@@ -550,6 +550,24 @@ fn commit_ok(verifier: u8) -> Box<CommitReply> {
     Box::new(Ok(CommitOk { wcc: WccData::default(), verifier }))
 }
 
+#[test]
+fn a_call_that_is_put_off_does_not_stop_the_others() {
+    const CALLS: u32 = 200;
+    // Each of them once: so long if one after the other was waited for.
+    let all_pauses = call::PUT_OFF_PAUSE * CALLS;
+    let service = scripted(|_, _, call, reply| {
+        let later = Failure { status: Status::Jukebox, body: None };
+        let answer: ReadReply<'_> =
+            if call < CALLS { Err(later) } else { read_ok(&[0; 512], false) };
+        answer.encode(reply);
+    });
+    let read = read_load(Pattern::EasySequential, &[CALLS.into()], 512);
+    let outcome = put(&Load { depth: 200, ..read }, &service, &mut null_files(1));
+    assert_done(&outcome, CALLS.into(), 512);
+    assert_eq!(outcome.put_off, u64::from(CALLS));
+    assert!(outcome.time > call::PUT_OFF_PAUSE && outcome.time < all_pauses, "{outcome:?}");
+}
+
 fn read_ok(data: &[u8], eof: bool) -> ReadReply<'_> {
     let count = u32::try_from(data.len()).unwrap();
     Ok(ReadOk { attributes: None, count, eof, data })
