@@ -31,7 +31,7 @@ pub use machine::begin_run;
 pub use memory_group::{MemoryGroup, PageCache};
 pub use network_link::{NetworkLink, NetworkNamespace};
 pub use page_cache::{CachedFiles, cached_files, drop_caches};
-pub use process::{CpuSecs, CpuTime, Look, Watched, machine_cpu_secs};
+pub use process::{CpuSecs, CpuTime, Watched, machine_cpu_secs};
 pub use quantity::{Delay, NotAQuantity, Rate};
 pub use relay::Relay;
 pub use scratch_disk::{NotAScratchKind, ScratchDisk, ScratchKind};

@@ -187,7 +187,7 @@ impl Subject {
                 relays: None,
                 server: None,
                 _throttle: None,
-                watched: pid.map(|pid| Watched::new(pid, files.clone())).transpose()?,
+                watched: pid.map(Watched::new).transpose()?,
                 device: device_of(files.as_deref())?,
                 files: files.clone(),
             },
@@ -389,16 +389,32 @@ impl Running {
     /// An observer during a load.
     #[must_use]
     pub(crate) fn watch(&self) -> Watch<'_> {
-        let look = || {
-            // A server that is gone is found out by its load.
-            let look = self.watched.as_ref().and_then(|watched| watched.look().ok());
-            look.map_or_else(Observed::default, |look| Observed {
-                server_rss_bytes: Some(look.rss_bytes),
-                page_cache_bytes: look.page_cache_bytes,
-                dirty_bytes: look.dirty_bytes,
-            })
-        };
+        // A server that is gone is found out by its load.
+        let look = || self.look().unwrap_or_default();
         Watch { observe: Box::new(look), progress: Box::new(|_| {}) }
+    }
+
+    /// Its memory and page cache now: the page cache is that of its memory group, without a group
+    /// that of its files.
+    ///
+    /// # Errors
+    /// [`Error::Server`]: it is gone. [`Error::Machine`]: its group, or its files, cannot be
+    /// examined.
+    pub(crate) fn look(&self) -> Result<Observed> {
+        let watched = self.watched();
+        let server_rss_bytes = watched.map(Watched::rss_bytes).transpose()?;
+        let group = watched.and_then(|watched| watched.memory_group.as_ref());
+        let (page_cache_bytes, dirty_bytes) = match group {
+            Some(group) => {
+                let cache = group.page_cache()?;
+                (Some(cache.cached_bytes), Some(cache.dirty_bytes + cache.writeback_bytes))
+            }
+            None => {
+                let files = self.cached()?.unwrap_or_default();
+                (files.cached_bytes, files.dirty_bytes)
+            }
+        };
+        Ok(Observed { server_rss_bytes, page_cache_bytes, dirty_bytes })
     }
 
     /// The cause of a failed measurement: the death of the server, if it is ours and died. Calls,

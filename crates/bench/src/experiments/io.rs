@@ -537,6 +537,7 @@ mod tests {
     use super::*;
     use crate::experiments::own_server::{OwnServer, measurements_in, options};
     use crate::record::Run;
+    use crate::skip::skip_in_ci_too;
 
     fn stage(options: &Options) -> Result<Stage> {
         let (surroundings, target) = (&options.surroundings, &options.target);
@@ -610,6 +611,23 @@ mod tests {
         let error = done.unwrap_err().to_string();
         assert!(error.starts_with("easy-write of ") && error.contains(": WRITE 0, "), "{error}");
         assert_eq!(measurements, []);
+    }
+
+    #[test]
+    fn the_page_cache_of_files_is_measured_without_the_servers_process() {
+        let server = OwnServer::start();
+        let (url, files) = (server.url(), server.path());
+        let (host, port) = (&url.host, url.port.unwrap());
+        let easy_write = "--phases easy-write --ranks 1 --depth 1 --size 1MiB";
+        let words = format!("{easy_write} --files {host}:{port}={}", files.display());
+        let (done, measurements) = carried_out(&url, &words);
+        done.unwrap();
+        let [written] = &measurements[..] else { panic!("{measurements:?}") };
+        assert_eq!(written.figures.get(&Figure::ServerRssMibMax), None);
+        if !written.figures.contains_key(&Figure::CachedAtStartMib) {
+            return skip_in_ci_too("the kernel does not report what is cached");
+        }
+        assert!(written.figures[&Figure::PageCacheMibMax] >= 1.0, "{:?}", written.figures);
     }
 
     #[test]

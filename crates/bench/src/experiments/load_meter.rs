@@ -79,8 +79,7 @@ impl<'a> LoadMeter<'a> {
     }
 
     fn note_memory(&self, measurement: &mut Measurement) -> Result<()> {
-        let Some(watched) = self.running.watched() else { return Ok(()) };
-        let look = watched.look()?;
+        let look = self.running.look()?;
         let seconds = &measurement.seconds;
         let caches = seconds.iter().filter_map(|second| second.page_cache_bytes);
         let cache = caches.chain(look.page_cache_bytes).max();
@@ -90,8 +89,8 @@ impl<'a> LoadMeter<'a> {
         let held = seconds.iter().filter_map(|second| {
             Some(second.page_cache_bytes?.saturating_add(second.server_rss_bytes?))
         });
-        let now = look.page_cache_bytes.map(|cache| cache.saturating_add(look.rss_bytes));
-        let held = held.chain(now).max();
+        let now = look.page_cache_bytes.zip(look.server_rss_bytes);
+        let held = held.chain(now.map(|(cache, rss)| cache.saturating_add(rss))).max();
         let figures = &mut measurement.figures;
         let found = [
             (Figure::PageCacheMibMax, cache),

@@ -1,13 +1,11 @@
-//! The costs of a process: processor time, memory, and the page cache that it causes.
+//! The costs of a process: processor time and memory.
 
 use std::fs;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::param::clock_ticks_per_second;
 
 use super::memory_group::MemoryGroup;
-use super::page_cache::cached_files;
 use crate::{Error, Result};
 
 /// The processor time of a process since its start, at one moment.
@@ -121,20 +119,6 @@ pub struct Watched {
     pub pid: u32,
     /// Its memory cgroup, if it is in one of its own, or of its service.
     pub memory_group: Option<MemoryGroup>,
-    /// The directory that it serves, if that is on this machine.
-    pub directory: Option<PathBuf>,
-}
-
-/// The memory and page cache of a server at one moment, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Look {
-    /// Resident memory of the process.
-    pub rss_bytes: u64,
-    /// Page cache of its memory group, without a group what the files of its directory occupy;
-    /// `None` if there is neither or the kernel does not tell.
-    pub page_cache_bytes: Option<u64>,
-    /// Of that, dirty or in write-back.
-    pub dirty_bytes: Option<u64>,
 }
 
 impl Watched {
@@ -142,9 +126,9 @@ impl Watched {
     ///
     /// # Errors
     /// [`Error::Machine`]: there is no such process.
-    pub fn new(pid: u32, directory: Option<PathBuf>) -> Result<Self> {
+    pub fn new(pid: u32) -> Result<Self> {
         CpuTime::of(pid)?;
-        Ok(Self { pid, memory_group: MemoryGroup::of(pid)?, directory })
+        Ok(Self { pid, memory_group: MemoryGroup::of(pid)? })
     }
 
     /// The processor time of the process so far.
@@ -172,25 +156,12 @@ impl Watched {
         Ok(switches)
     }
 
-    /// Its memory and page cache now.
+    /// Its resident memory now.
     ///
     /// # Errors
-    /// [`Error::Server`]: it is gone. [`Error::Machine`]: its group, or directory, cannot be
-    /// examined.
-    pub fn look(&self) -> Result<Look> {
-        let rss_bytes = self.status_bytes("VmRSS:")?;
-        let (page_cache_bytes, dirty_bytes) = match (&self.memory_group, &self.directory) {
-            (Some(group), _) => {
-                let cache = group.page_cache()?;
-                (Some(cache.cached_bytes), Some(cache.dirty_bytes + cache.writeback_bytes))
-            }
-            (None, Some(directory)) => {
-                let files = cached_files(directory)?;
-                (files.cached_bytes, files.dirty_bytes)
-            }
-            (None, None) => (None, None),
-        };
-        Ok(Look { rss_bytes, page_cache_bytes, dirty_bytes })
+    /// [`Error::Server`]: it is gone.
+    pub fn rss_bytes(&self) -> Result<u64> {
+        self.status_bytes("VmRSS:")
     }
 
     /// Its largest resident memory since its start, or since [`Watched::forget_rss_max`].
@@ -253,7 +224,7 @@ mod tests {
         let mut echo = Command::new("cat");
         let mut echo = echo.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (mut lines, mut echoed) = (echo.stdin.take().unwrap(), echo.stdout.take().unwrap());
-        let watched = Watched::new(echo.id(), None).unwrap();
+        let watched = Watched::new(echo.id()).unwrap();
         let mut exchange = || {
             lines.write_all(b"\n").unwrap();
             echoed.read_exact(&mut [0]).unwrap();
@@ -317,13 +288,13 @@ mod tests {
             .stdout(std::process::Stdio::null())
             .spawn()
             .unwrap();
-        let watched = Watched { pid: child.id(), memory_group: None, directory: None };
+        let watched = Watched { pid: child.id(), memory_group: None };
         let mut input = child.stdin.take().unwrap();
         // More than a pipe holds: it has begun.
         std::io::Write::write_all(&mut input, &vec![1; 1 << 20]).unwrap();
-        let before = watched.look().unwrap().rss_bytes;
+        let before = watched.rss_bytes().unwrap();
         std::io::Write::write_all(&mut input, &vec![1; 64 << 20]).unwrap();
-        let during = watched.look().unwrap().rss_bytes;
+        let during = watched.rss_bytes().unwrap();
         let most = watched.rss_bytes_max().unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
@@ -337,9 +308,9 @@ mod tests {
     fn an_ended_process_is_detected() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();
-        let watched = Watched { pid: child.id(), memory_group: None, directory: None };
-        assert!(matches!(watched.look(), Err(Error::Server(_))));
+        let watched = Watched { pid: child.id(), memory_group: None };
+        assert!(matches!(watched.rss_bytes(), Err(Error::Server(_))));
         assert!(matches!(watched.cpu_time(), Err(Error::Server(_))));
-        assert!(matches!(Watched::new(child.id(), None), Err(Error::Machine { .. })));
+        assert!(matches!(Watched::new(child.id()), Err(Error::Machine { .. })));
     }
 }

@@ -177,11 +177,7 @@ impl ServerProcess {
         let printed = Arc::new(Printed::default());
         Printed::listen(&printed, child.stdout.take().expect("it is piped"));
         Printed::listen(&printed, child.stderr.take().expect("it is piped"));
-        let watched = Watched {
-            pid: child.id(),
-            memory_group: options.memory_group.clone(),
-            directory: Some(options.directory.clone()),
-        };
+        let watched = Watched { pid: child.id(), memory_group: options.memory_group.clone() };
         let address = SocketAddr::new(options.address, 0);
         let mut server = Self { child, undo, words: printed, address, watched };
         noted.map_err(Error::machine("the shell that stops the server"))?;

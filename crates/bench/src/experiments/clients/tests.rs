@@ -255,7 +255,7 @@ fn programs_end_with_a_request_to_stop_or_fail() {
 fn programs_end_with_the_server_that_they_call() {
     let server = OwnServer::start();
     let mut process = Command::new("sleep").arg("0.2").spawn().unwrap();
-    let watched = Watched::new(process.id(), None).unwrap();
+    let watched = Watched::new(process.id()).unwrap();
     let export = Export { watched: Some(&watched), ..server.export() };
     let began = Instant::now();
     // Neither ends by itself while this test is waited for.

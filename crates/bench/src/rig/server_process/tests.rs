@@ -43,7 +43,7 @@ fn a_server_reports_its_address_and_counters_and_stops() {
     let expected = [("calls".to_owned(), 7), ("read_bytes".to_owned(), 4096)].into();
     assert_eq!(server.counters().unwrap(), expected);
     assert_eq!(server.counters().unwrap(), expected);
-    assert!(server.watched().look().unwrap().rss_bytes > 0);
+    assert!(server.watched().rss_bytes().unwrap() > 0);
     let words = fs::read_to_string(format!("/proc/{}/cmdline", server.pid())).unwrap();
     let configuration = words.split('\0').skip_while(|word| *word != "--config").nth(1).unwrap();
     let state = Path::new(configuration).parent().unwrap().to_owned();
