@@ -55,12 +55,18 @@ macro_rules! figures {
 }
 
 impl Figure {
-    /// Whether it grows with the number of calls of a load.
+    /// Whether it grows with the number of calls of a load, as what it moves and leaves behind, and
+    /// the time until that is durable.
     #[must_use]
     pub(crate) const fn is_sum(self) -> bool {
         matches!(
             self,
             Self::Secs
+                | Self::CommitSecs
+                | Self::PageCacheMibMax
+                | Self::DirtyMibMax
+                | Self::HeldMibMax
+                | Self::CachedAtEndMib
                 | Self::DeviceReadMib
                 | Self::DeviceWrittenMib
                 | Self::DeviceReads

@@ -162,7 +162,17 @@ fn one_sided_loads_and_other_circumstances_are_reported() {
 #[test]
 fn more_work_in_the_same_time_is_no_loss() {
     let directory = TempDir::new().expect("a directory");
-    let sums = ["time s", "device read MiB", "device written MiB", "device writes"];
+    let sums = [
+        "time s",
+        "commit s",
+        "page cache MiB",
+        "dirty MiB",
+        "page cache + RSS MiB",
+        "cached at end MiB",
+        "device read MiB",
+        "device written MiB",
+        "device writes",
+    ];
     let table = [("limited", Some(3), true), ("within", Some(60), false), ("whole", None, false)];
     for (name, limit_secs, is_limited) in table {
         let mut all = loads("write", &["slow", "fast"], 3);
@@ -172,6 +182,11 @@ fn more_work_in_the_same_time_is_no_loss() {
             let figures = [
                 (Figure::MibPerSec, 100.0 * work),
                 (Figure::Secs, 3.0 + work / 100.0),
+                (Figure::CommitSecs, work),
+                (Figure::PageCacheMibMax, 300.0 * work),
+                (Figure::DirtyMibMax, 30.0 * work),
+                (Figure::HeldMibMax, 20.0 + 300.0 * work),
+                (Figure::CachedAtEndMib, 300.0 * work),
                 (Figure::DeviceReadMib, work),
                 (Figure::DeviceWrittenMib, 300.0 * work),
                 (Figure::DeviceWrites, 300.0 * work),
