@@ -12,9 +12,6 @@ use crate::rig::{cached_files, drop_caches, free_socket_buffers, touch_free_memo
 use crate::stop::Stop;
 use crate::{Error, Result};
 
-/// Touched of the free memory, as a multiple of the data of a measurement.
-const TOUCHED_PARTS: u64 = 4;
-
 /// How often caches are dropped for one measurement, and the time between.
 const DROPS_MAX: u32 = 20;
 const DROP_AGAIN: Duration = Duration::from_millis(10);
@@ -65,8 +62,7 @@ impl CacheState {
     }
 
     /// Writes back dirty data, and empties the caches unless they stay as found: the caller reads
-    /// data that is to be warm afterwards. Then touches free memory for `bytes` of data: in the
-    /// page cache, and on the way there.
+    /// data that is to be warm afterwards. Then touches free memory for `bytes` of data.
     ///
     /// Pages of the files below `files` that are in use are dropped by one of `DROPS_MAX` attempts.
     /// Pages that remain are recorded as cached at the start.
@@ -79,8 +75,7 @@ impl CacheState {
             Self::Found => rustix::fs::sync(),
             Self::Cold | Self::Warm => drop_until_empty(files)?,
         }
-        touch_free_memory(bytes.saturating_mul(TOUCHED_PARTS), stop)?;
-        Ok(())
+        touch_free_memory(bytes, stop)
     }
 }
 

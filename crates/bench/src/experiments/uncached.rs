@@ -21,7 +21,7 @@ use crate::figure::Figure;
 use crate::numeral::mib;
 use crate::options::{RoundOptions, check_distinct};
 use crate::record::{LIMIT_SECS, Measurement, Run, Second};
-use crate::rig::{MemoryGroup, WorkDirectory};
+use crate::rig::{MemoryGroup, WorkDirectory, touch_free_memory};
 use crate::stop::Stop;
 use crate::{Error, Result, successor};
 use writers::{Written, write};
@@ -131,7 +131,8 @@ impl Options {
             run.left_out.push(sentence.to_owned());
         }
         run.memory_limit_bytes = self.memory_limit.map(|ByteSize(bytes)| bytes);
-        "each measurement writes new files; the ones before are removed and synced"
+        "each measurement writes new files; the ones before are removed and synced; free memory \
+         touched"
             .clone_into(&mut run.cache);
         Ok(())
     }
@@ -217,6 +218,7 @@ pub fn run(
 
 /// One mode, once, in a directory of its own.
 fn measure(options: &Options, mode: Mode, stop: &Stop) -> Result<Measurement> {
+    touch_free_memory(options.size.0.saturating_mul(options.files.into()), stop)?;
     let directory = WorkDirectory::create(&options.directory)?;
     let mut written = write(options, mode, directory.path(), stop)?;
     // Writing that was cut short is no measurement.

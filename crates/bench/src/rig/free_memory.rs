@@ -7,13 +7,17 @@ use io::Memory;
 use crate::Result;
 use crate::stop::Stop;
 
+/// Touched of the free memory, as a multiple of the data of a measurement: it is in the page cache,
+/// and on the way there, and the kernel takes free pages in no order.
+const TOUCHED_PARTS: u64 = 4;
+
 /// The part of the free memory that is left alone, so that the kernel reclaims nothing.
 const LEFT_PART: u64 = 8;
 
 /// Memory that is touched before the user is heard again: a tenth of a second.
 const PIECE_BYTES: u64 = 64 << 20;
 
-/// Uses `bytes` of memory and frees them, or fewer if fewer are free. Returns how many.
+/// Touches free memory before a measurement with so much data.
 ///
 /// The balloon of a virtual machine returns free memory to the host within half a minute
 /// (`VIRTIO_BALLOON_F_REPORTING`). The host provides a page anew at its first use, which took 1.5 s
@@ -22,7 +26,12 @@ const PIECE_BYTES: u64 = 64 << 20;
 ///
 /// # Errors
 /// [`crate::Error::Interrupted`], within the time of a [`PIECE_BYTES`].
-pub fn touch_free_memory(bytes: u64, stop: &Stop) -> Result<u64> {
+pub fn touch_free_memory(data_bytes: u64, stop: &Stop) -> Result<()> {
+    touch(data_bytes.saturating_mul(TOUCHED_PARTS), stop).map(drop)
+}
+
+/// Uses `bytes` of memory and frees them, or fewer if fewer are free. Returns how many.
+fn touch(bytes: u64, stop: &Stop) -> Result<u64> {
     let bytes = touched_bytes(bytes, Memory::new().free_bytes());
     // Held together until the end, or the next piece would be the same memory.
     let mut pieces = Vec::new();
@@ -62,8 +71,8 @@ mod tests {
     #[test]
     fn memory_is_touched_in_pieces_until_the_user_stops_it() {
         let bytes = PIECE_BYTES + 4096;
-        assert_eq!(touch_free_memory(bytes, &Stop::default()).unwrap(), bytes);
-        let stopped = touch_free_memory(bytes, &Stop::wanted());
+        assert_eq!(touch(bytes, &Stop::default()).unwrap(), bytes);
+        let stopped = touch(bytes, &Stop::wanted());
         assert!(matches!(stopped, Err(Error::Interrupted)));
     }
 }

@@ -42,6 +42,14 @@ fn files_have_the_reported_bytes() {
 }
 
 #[test]
+fn free_memory_is_touched_before_there_is_a_file() {
+    let options = options(Path::new("/missing"), "--files 2 --size 1MiB");
+    // Touching is what ends first with a request to stop.
+    let measured = measure(&options, Mode::Cached, &Stop::wanted());
+    assert!(matches!(measured, Err(Error::Interrupted)), "{measured:?}");
+}
+
+#[test]
 fn wrong_bytes_are_counted() {
     let directory = on_disk();
     let options = options(directory.path(), "--files 2 --size 1MiB");
