@@ -24,7 +24,8 @@ const REASONS_MAX: usize = 3;
 pub(super) struct Frame<'a> {
     /// The latest sample, with the counts since the one before.
     pub(super) work: &'a Sample,
-    pub(super) uptime_us: u64,
+    /// The counts from the server's start to the second of them.
+    pub(super) now: &'a Sample,
     pub(super) devices: &'a [Load],
 }
 
@@ -64,7 +65,7 @@ impl Frame<'_> {
             format!(
                 "spillway {}, up {}",
                 env!("CARGO_PKG_VERSION"),
-                time(self.uptime_us / 1_000_000)
+                time(self.now.uptime_us / 1_000_000)
             ),
             format!(
                 "calls    {:.0}/s, {} in progress; {} connections",
@@ -80,12 +81,13 @@ impl Frame<'_> {
                 bytes(figure("memory_free_bytes")),
             ),
             format!(
-                "window   {} of {}, {} files; {:.0} throttled/s, {} errors",
+                "window   {} of {}, {} files; {:.0} throttled/s, {} errors since the start",
                 bytes(figure("window_bytes")),
                 bytes(figure("window_max_bytes")),
                 figure("window_files"),
                 per_second("window_throttled_writes"),
-                figure("window_errors"),
+                // A view is soon gone, and lost data stays lost.
+                self.now.figures.get("window_errors").copied().unwrap_or_default(),
             ),
             means(&self.work.phases, "ms      "),
         ];
@@ -305,7 +307,12 @@ mod tests {
         };
         let load =
             Load { name: "vda".to_owned(), read: 1048576.0, written: 0.0, busy: 0.5, queue: 2.0 };
-        Frame { work: &work, uptime_us: 90_000_000, devices: &[load] }.lines(size)
+        let now = Sample {
+            uptime_us: 90_000_000,
+            figures: BTreeMap::from([("window_errors".to_owned(), 3)]),
+            ..Sample::default()
+        };
+        Frame { work: &work, now: &now, devices: &[load] }.lines(size)
     }
 
     #[test]
@@ -330,6 +337,7 @@ mod tests {
             "ms       queue -, io 0.250",
             "  ms queue -, io 2.000",
             "  ms queue -, io 0.250",
+            "window   0B of 0B, 0 files; 0 throttled/s, 3 errors since the start",
             "device   vda 50% busy, queue 2.0, reads 1.0MiB/s, writes 0B/s",
             "150MiB/s",
             "2.500",
@@ -345,7 +353,7 @@ mod tests {
         idle.phases.clear();
         let untimed = ExportSample { phases: idle.phases.clone(), ..export(1) };
         let work = Sample { phases: vec![io(0, 0)], ..Sample::default() };
-        let frame = Frame { work: &work, uptime_us: 0, devices: &[] };
+        let frame = Frame { work: &work, now: &work, devices: &[] };
         let views = [&idle, &untimed]
             .map(|export| frame.phases(calls(export), export.phases.values().flatten()));
         assert_eq!(views, ["  ms io -", "  ms not timed"]);

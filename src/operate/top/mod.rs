@@ -123,7 +123,7 @@ impl Watched {
     fn frame(&self, size: Option<Size>) -> Vec<String> {
         let work = self.now.since(&self.before);
         let devices = self.devices.since(&self.devices_before);
-        Frame { work: &work, uptime_us: self.now.uptime_us, devices: &devices }.lines(size)
+        Frame { work: &work, now: &self.now, devices: &devices }.lines(size)
     }
 }
 
