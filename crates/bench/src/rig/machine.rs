@@ -26,7 +26,7 @@ pub fn begin_run(experiment: &str, arguments: Vec<String>) -> Result<Run> {
             .ok_or_else(|| invalid("/sys/devices/system/cpu/online"))?,
         memory_bytes: memory_bytes(&read("/proc/meminfo")?)
             .ok_or_else(|| invalid("/proc/meminfo"))?,
-        congestion_control: read("/proc/sys/net/ipv4/tcp_congestion_control")?.trim().to_owned(),
+        congestion_control: text_or_nothing("/proc/sys/net/ipv4/tcp_congestion_control"),
         arguments,
         ..Run::default()
     })
@@ -34,6 +34,11 @@ pub fn begin_run(experiment: &str, arguments: Vec<String>) -> Result<Run> {
 
 fn read(file: &str) -> Result<String> {
     fs::read_to_string(file).map_err(Error::machine(file))
+}
+
+/// The text of a file that some machines do not have, as those without IPv4; else nothing.
+fn text_or_nothing(file: &str) -> String {
+    fs::read_to_string(file).unwrap_or_default().trim().to_owned()
 }
 
 fn invalid(file: &str) -> Error {
@@ -79,6 +84,12 @@ mod tests {
         assert_eq!(cores_online("0\n"), Some(1));
         assert_eq!(cores_online("3-0\n"), None);
         assert_eq!(memory_bytes("MemTotal:       16 kB\nMemFree: 1 kB\n"), Some(16 << 10));
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_has_no_text() {
+        assert_eq!(text_or_nothing("/missing/tcp_congestion_control"), "");
+        assert!(!text_or_nothing("/proc/sys/kernel/ostype").is_empty());
     }
 
     #[test]
