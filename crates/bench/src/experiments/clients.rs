@@ -458,10 +458,11 @@ fn fill(path: &Path, bytes: u64, of: (Client, u32), stop: &Stop) -> Result<()> {
     let mut file = io::BufWriter::new(File::create(path).map_err(failed())?);
     let (client, round) = of;
     let seed = (u64::from(round) << 2 | client as u64) << WORD_BITS;
-    for nth in 0..bytes / 8 {
+    for nth in 0..bytes.div_ceil(8) {
         stop.check()?;
-        let word = (seed ^ nth).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        file.write_all(&word.to_be_bytes()).map_err(failed())?;
+        let word = (seed ^ nth).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes();
+        let rest = usize::try_from(bytes - nth * 8).unwrap_or(usize::MAX);
+        file.write_all(&word[..word.len().min(rest)]).map_err(failed())?;
     }
     file.flush().map_err(failed())
 }

@@ -165,12 +165,14 @@ fn files_are_the_same_byte_by_byte() {
 }
 
 #[test]
-fn a_file_to_copy_is_not_written_after_a_request_to_stop() {
+fn a_file_to_copy_has_its_size_and_is_not_written_after_a_request_to_stop() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("file");
     let of = (Client::Cp, 1);
-    fill(&file, 4096, of, &Stop::default()).unwrap();
-    assert_eq!(std::fs::metadata(&file).unwrap().len(), 4096);
+    for bytes in [4096, 4099] {
+        fill(&file, bytes, of, &Stop::default()).unwrap();
+        assert_eq!(std::fs::metadata(&file).unwrap().len(), bytes);
+    }
     assert!(matches!(fill(&file, 4096, of, &Stop::wanted()), Err(Error::Interrupted)));
 }
 
