@@ -341,7 +341,7 @@ def ordinary_user():
             bench.check_nothing_left(process, directory)
             for more, part in (
                 (("--memory-limit", "64MiB"), "root may"),
-                (("--cache", "cold"), "only root can drop"),
+                (("--cache", "cold"), "cannot drop caches"),
                 (("--scratch", "ext4:64MiB"), "only root"),
             ):
                 process = bench.start("io", directory, *tiny, *more, **user)

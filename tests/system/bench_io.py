@@ -3,12 +3,15 @@
 server that is slowed down on purpose against one that is not.
 """
 
+import os
+
 from bench_rig import (
     READS, WRITES, Bench, Device, Records, counted, data_bytes, finish, given, near, operations,
     quick_directory, output_of, served_disk, verdicts,
 )  # fmt: skip
 from harness import (
-    MIB, Server, Skip, SkipInCiToo, case, check, loop_file_system, main, scratch_dir,
+    MIB, Server, Skip, SkipInCiToo, case, check, loop_file_system, main, need,
+    scratch_dir,
 )  # fmt: skip
 
 EASY_BYTES, HARD_BYTES, RANDOM_BYTES = MIB, 47008, 4096
@@ -160,6 +163,28 @@ def warm_caches():
     ):  # fmt: skip
         (cached_mib,) = records.figure("cached_at_start_mib", phase=phase)
         check(cached_mib * MIB == cached_bytes, f"{phase}: {cached_mib} MiB cached at the start")
+
+
+@case
+def caches_that_root_may_not_drop():
+    """In a container whose /proc/sys is read-only they are as they are found, by default."""
+    if os.geteuid() != 0:
+        raise Skip("mounting needs root")
+    need("unshare", "mount")
+    bench, binary = Bench(), Server.binary
+    program = scratch_dir("program") / "spillway"
+    read_only = "mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys"
+    program.write_text(
+        f"#!/bin/sh\nexec unshare --mount sh -c '{read_only} && exec \"$@\"' sh {binary} \"$@\"\n"
+    )
+    program.chmod(0o755)
+    with quick_directory() as directory:
+        Server.binary = program
+        try:
+            records = bench.run("io", directory, *TINY, "--rounds", 1)
+        finally:
+            Server.binary = binary
+    check("as it was found" in records.run["cache"], records.run["cache"])
 
 
 @case

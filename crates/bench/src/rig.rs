@@ -30,7 +30,7 @@ pub use limits::{DeviceLimits, NetworkLimits};
 pub use machine::begin_run;
 pub use memory_group::{MemoryGroup, PageCache};
 pub use network_link::{NetworkLink, NetworkNamespace};
-pub use page_cache::{CachedFiles, cached_files, drop_caches};
+pub use page_cache::{CachedFiles, cached_files, drop_caches, may_drop_caches};
 pub use process::{CpuSecs, CpuTime, Watched, machine_cpu_secs};
 pub use quantity::{Delay, NotAQuantity, Rate};
 pub use relay::Relay;

@@ -8,7 +8,9 @@ use clap::ValueEnum;
 
 use crate::options::TargetOptions;
 use crate::record::Run;
-use crate::rig::{cached_files, drop_caches, free_socket_buffers, touch_free_memory};
+use crate::rig::{
+    cached_files, drop_caches, free_socket_buffers, may_drop_caches, touch_free_memory,
+};
 use crate::stop::Stop;
 use crate::{Error, Result};
 
@@ -28,9 +30,9 @@ pub(super) enum CacheState {
 }
 
 impl CacheState {
-    /// Cold for root, who alone may drop caches.
+    /// Cold where caches may be dropped.
     pub(super) fn default_here() -> Self {
-        if rustix::process::geteuid().is_root() { Self::Cold } else { Self::Found }
+        if may_drop_caches() { Self::Cold } else { Self::Found }
     }
 
     /// Records it, and which servers' caches it may not reach.

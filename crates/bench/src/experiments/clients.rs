@@ -55,7 +55,7 @@ pub struct Options {
     random_size: ByteSize,
 
     /// State of the caches before each measurement: cold (dropped), found (written back)
-    /// [default: cold as root, else found]
+    /// [default: cold where root may drop them, else found]
     #[arg(long, value_name = "STATE", value_parser = cold_or_found())]
     cache: Option<CacheState>,
 }

@@ -83,7 +83,8 @@ pub struct Options {
 
     /// State of the caches when a phase begins: cold (dropped, needs root), warm (dropped, then
     /// filled by one read of the data, but not for easy-write and hard-write, which make theirs;
-    /// needs root), found (written back, and not dropped) [default: cold, or found without root]
+    /// needs root), found (written back, and not dropped) [default: cold where root may drop them,
+    /// else found]
     #[arg(long, value_name = "STATE")]
     cache: Option<CacheState>,
 

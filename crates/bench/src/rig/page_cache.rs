@@ -11,6 +11,7 @@ use rustix::param::page_size;
 
 use crate::{Error, Result};
 
+const DROP_CACHES: &str = "/proc/sys/vm/drop_caches";
 /// The most files and directories that are examined.
 const FILES_MAX: u64 = 100_000;
 /// How far below the directory.
@@ -20,14 +21,23 @@ const DEPTH_MAX: usize = 64;
 /// mapped, or used at this moment, stays.
 ///
 /// # Errors
-/// [`Error::Machine`]: only root may.
+/// [`Error::Machine`]: only root may, and not where `/proc/sys` is read-only.
 pub fn drop_caches() -> Result<()> {
-    let file = "/proc/sys/vm/drop_caches";
-    let mut options = OpenOptions::new();
-    let what = format!("only root can drop caches ({file})");
-    let mut opened = options.write(true).open(file).map_err(Error::machine(&what))?;
+    let what = || Error::machine(format!("cannot drop caches ({DROP_CACHES})"));
+    let mut opened = open_to_drop().map_err(what())?;
     rustix::fs::sync();
-    std::io::Write::write_all(&mut opened, b"3").map_err(Error::machine(what))
+    std::io::Write::write_all(&mut opened, b"3").map_err(what())
+}
+
+/// Whether [`drop_caches`] is possible: to root, but not in a container whose `/proc/sys` is
+/// read-only.
+#[must_use]
+pub fn may_drop_caches() -> bool {
+    open_to_drop().is_ok()
+}
+
+fn open_to_drop() -> std::io::Result<File> {
+    OpenOptions::new().write(true).open(DROP_CACHES)
 }
 
 /// The page cache of the files below a directory.
@@ -194,7 +204,8 @@ mod tests {
             assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
             return;
         }
+        assert!(!may_drop_caches());
         let error = drop_caches().unwrap_err().to_string();
-        assert!(error.contains("only root"), "{error}");
+        assert_eq!(error, "cannot drop caches (/proc/sys/vm/drop_caches)");
     }
 }
