@@ -158,8 +158,8 @@ def warm_caches():
         options = ("--modes", "buffered", "--cache", "warm", "--rounds", 1)
         records = bench.run("io", directory, *TINY, *options)
     for phase, cached_bytes in (
-        ("easy-write", 0), ("easy-read", SIZE_MIB * MIB), ("random-write", SIZE_MIB * MIB),
-        ("hard-write", 0),
+        ("easy-write", 0), ("easy-read", SIZE_MIB * MIB), ("random-read", SIZE_MIB * MIB),
+        ("random-write", SIZE_MIB * MIB), ("hard-write", 0),
     ):  # fmt: skip
         (cached_mib,) = records.figure("cached_at_start_mib", phase=phase)
         check(cached_mib * MIB == cached_bytes, f"{phase}: {cached_mib} MiB cached at the start")

@@ -82,9 +82,9 @@ pub struct Options {
     rounds: RoundOptions,
 
     /// State of the caches when a phase begins: cold (dropped, needs root), warm (dropped, then
-    /// filled by one read of the data, but not for easy-write and hard-write, which make theirs;
-    /// needs root), found (written back, and not dropped) [default: cold where root may drop them,
-    /// else found]
+    /// filled by one read of the whole files, but not for easy-write and hard-write, which make
+    /// theirs; needs root), found (written back, and not dropped) [default: cold where root may
+    /// drop them, else found]
     #[arg(long, value_name = "STATE")]
     cache: Option<CacheState>,
 
@@ -303,7 +303,7 @@ impl Experiment<'_> {
         if self.cache == CacheState::Warm
             && let Some(phase) = phase.warmer()
         {
-            // What the time would not suffice for would stay cold.
+            // Data that the time would not suffice for would stay cold.
             let warmer = Setting { phase, time_max: None, ..setting };
             self.put_unmeasured(warmer, &name, made, &service)?;
         }
@@ -357,7 +357,8 @@ impl Experiment<'_> {
     }
 
     /// Makes or reads what a measurement is to find. An error ends the experiment: the measurement
-    /// would be that of another load than its parameters state.
+    /// would be that of another load than its parameters state. But the measurement itself reports
+    /// that its files were written with errors.
     fn put_unmeasured(
         &mut self,
         setting: Setting,
@@ -365,9 +366,10 @@ impl Experiment<'_> {
         made: &mut Made,
         service: &Service,
     ) -> Result<()> {
+        let is_reported = made.trouble.is_some();
         let outcome = self.put(setting, made, service, &mut Watch::none())?;
         self.stop.check()?;
-        outcome.first_trouble().map_or(Ok(()), |trouble| {
+        outcome.first_trouble().filter(|_| !is_reported).map_or(Ok(()), |trouble| {
             let phase = setting.phase.name();
             let what = format!("{phase} of {subject}, before a measurement, failed: {trouble}");
             Err(Error::Server(what))
@@ -547,6 +549,18 @@ mod tests {
 
     /// How a round on a server ends, and its measurements.
     fn carried_out(url: &NfsUrl, words: &str) -> (Result<()>, Vec<Measurement>) {
+        let all_rounds = |experiment: &mut Experiment<'_>, trials: &mut [Trial]| {
+            experiment.all_rounds(trials, Path::new("/bin/true"))
+        };
+        with_experiment(url, words, all_rounds)
+    }
+
+    /// The result of `run`, and the measurements that it adds.
+    fn with_experiment<T>(
+        url: &NfsUrl,
+        words: &str,
+        run: impl FnOnce(&mut Experiment<'_>, &mut [Trial]) -> T,
+    ) -> (T, Vec<Measurement>) {
         let directory = tempfile::tempdir().unwrap();
         let out = directory.path().join("records");
         let short = "--rounds 1 --cache found --no-calibration";
@@ -567,7 +581,7 @@ mod tests {
             output,
             generation: 0,
         };
-        let done = experiment.all_rounds(&mut trials, program);
+        let done = run(&mut experiment, &mut trials);
         (done, measurements_in(&out))
     }
 
@@ -612,6 +626,31 @@ mod tests {
         let error = done.unwrap_err().to_string();
         assert!(error.starts_with("easy-write of ") && error.contains(": WRITE 0, "), "{error}");
         assert_eq!(measurements, []);
+    }
+
+    #[test]
+    fn files_written_with_errors_are_measured_although_they_cannot_be_read_before() {
+        let server = OwnServer::start();
+        let words = "--ranks 1 --size 64KiB --easy-bytes 4KiB";
+        let (read, _) = with_experiment(&server.url(), words, |experiment, trials| {
+            let Trial { subject, own, .. } = &mut trials[0];
+            let running = subject.start(&experiment.stage).unwrap();
+            let directory = subject.directory();
+            let export = experiment.stage.mount(&running.url, subject.version, directory).unwrap();
+            let service = experiment.stage.service(&export).unwrap();
+            experiment.find_files(Phase::EasyWrite, own, &export).unwrap();
+            // A WRITE that is not in the file.
+            own.operations_by_rank = vec![1];
+            let setting = Setting { phase: Phase::EasyRead, depth: 1, time_max: None };
+            [None, Some("WRITE 0, no space".to_owned())].map(|trouble| {
+                own.trouble = trouble;
+                experiment.put_unmeasured(setting, "server", own, &service)
+            })
+        });
+        let [sound, with_errors] = read;
+        let error = sound.unwrap_err().to_string();
+        assert!(error.contains("the file ends at 0"), "{error}");
+        with_errors.unwrap();
     }
 
     #[test]

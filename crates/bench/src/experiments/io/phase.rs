@@ -78,11 +78,12 @@ impl Phase {
     }
 
     /// The phase that reads, before this one, what is to be in warm caches; none if it makes its
-    /// files. A random WRITE has another order than any READ before it, and so needs all of them.
+    /// files. Random transfers get the whole files: their number has no bound, that of the files'
+    /// blocks has.
     pub(super) const fn warmer(self) -> Option<Self> {
         match self {
-            Self::EasyRead | Self::RandomRead | Self::HardRead => Some(self),
-            Self::RandomWrite => Some(Self::EasyRead),
+            Self::EasyRead | Self::HardRead => Some(self),
+            Self::RandomRead | Self::RandomWrite => Some(Self::EasyRead),
             Self::EasyWrite | Self::HardWrite => None,
         }
     }
@@ -182,6 +183,8 @@ mod tests {
             assert_eq!(warmer.is_some(), !phase.is_new(), "{phase:?}");
             if let Some(warmer) = warmer {
                 assert_eq!((warmer.direction(), warmer.files()), (Direction::Read, phase.files()));
+                let endless = Sizes { random_operations: u64::MAX, ..SIZES };
+                assert_eq!(warmer.operations(&endless), warmer.operations(&SIZES), "{phase:?}");
             }
         }
     }
