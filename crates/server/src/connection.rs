@@ -268,8 +268,8 @@ async fn take_calls(flow: &FlowHandle, intake: Arc<Intake>, mut receiver: Receiv
 async fn begin(Accepted { thread, share, work, .. }: Accepted) {
     match thread {
         Thread::Network => poll_first(share.run(work)),
-        Thread::NetworkThenData => share.begin_here(work).await,
-        Thread::NetworkThenMetadata => share.begin_metadata_here(work).await,
+        Thread::NetworkThenData => share.begin_here(work),
+        Thread::NetworkThenMetadata => share.begin_metadata_here(work),
         Thread::Data => share.begin_data(work).await,
         Thread::Metadata => share.begin_metadata(work).await,
     }

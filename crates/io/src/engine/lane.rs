@@ -261,12 +261,14 @@ impl Lane {
     }
 
     /// Begins a task of a client on this thread; it continues in the lane.
-    pub(super) async fn begin_here(&self, client: ClientId, task: Task) {
-        let task = LaneTask::new(&self.shared, client, task);
-        match task.poll() {
-            Progress::Woken => self.shared.submit(client, Box::new(move || go_on(task))).await,
-            Progress::Waits | Progress::Ended => {}
-        }
+    pub(super) fn begin_here(&self, client: ClientId, task: Task) {
+        poll(LaneTask::new(&self.shared, client, task));
+    }
+
+    /// Goes on with a task of a client in the lane. It has begun, and takes no place: its caller
+    /// could give up the wait for one, and the task with it.
+    pub(super) fn go_on(&self, client: ClientId, task: Task) {
+        self.shared.push_task(LaneTask::new(&self.shared, client, task));
     }
 
     /// Runs a task of a client on this thread, which serves the lane. See [`LaneTask::run_here`].
@@ -569,10 +571,13 @@ fn wake(sleeping: Option<Thread>) {
 
 /// Polls a task on a thread of its lane.
 fn go_on(task: Arc<LaneTask>) {
-    owing(|| {
-        if task.poll() == Progress::Woken {
-            let lane = Arc::clone(task.lane());
-            lane.push_task(task);
-        }
-    });
+    owing(|| poll(task));
+}
+
+/// Polls a task on this thread, and queues it if it was woken meanwhile.
+fn poll(task: Arc<LaneTask>) {
+    if task.poll() == Progress::Woken {
+        let lane = Arc::clone(task.lane());
+        lane.push_task(task);
+    }
 }

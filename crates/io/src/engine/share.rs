@@ -46,7 +46,7 @@ impl Lanes {
         }
     }
 
-    fn of(&self, kind: LaneKind) -> &Lane {
+    pub(super) fn of(&self, kind: LaneKind) -> &Lane {
         match kind {
             LaneKind::Metadata => &self.metadata,
             LaneKind::Data => &self.data,
@@ -211,24 +211,21 @@ impl Share {
 
     /// As [`begin_data`](Self::begin_data), but the task runs on this thread up to where it first
     /// has to wait, which may be
-    /// [`Engine::ask_for_data_thread`](super::Engine::ask_for_data_thread).
-    pub fn begin_here(
-        &self,
-        work: impl Future<Output = ()> + Send + 'static,
-    ) -> impl Future<Output = ()> {
-        self.lanes().data.begin_here(self.client, self.task(work))
+    /// [`Engine::ask_for_data_thread`](super::Engine::ask_for_data_thread). The caller never waits.
+    pub fn begin_here(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.lanes().data.begin_here(self.client, self.task(work));
     }
 
     /// As [`begin_here`](Self::begin_here), for a task that goes on on a metadata thread. Most end
     /// here. One that does not is polled again there, whatever it waits for: only then it needs a
     /// waker.
-    pub async fn begin_metadata_here(&self, work: impl Future<Output = ()> + Send + 'static) {
+    pub fn begin_metadata_here(&self, work: impl Future<Output = ()> + Send + 'static) {
         let mut task = self.task(work);
         let first = catch_unwind(AssertUnwindSafe(|| {
             task.as_mut().poll(&mut Context::from_waker(Waker::noop()))
         }));
         if matches!(first, Ok(Poll::Pending)) {
-            self.lanes().metadata.begin(self.client, task).await;
+            self.lanes().metadata.go_on(self.client, task);
         }
     }
 

@@ -328,7 +328,7 @@ async fn a_task_that_is_begun_here_goes_on_on_a_data_thread() {
     let engine = Arc::new(engine(1, 8));
     let gate = Arc::new(Notify::new());
     let (task, reply, _begun) = waits_for(&gate);
-    engine.own.begin_here(task).await;
+    engine.own.begin_here(task);
     gate.notify_one();
     let (before, after) = reply.await.unwrap();
     assert_ne!(before, after);
@@ -340,7 +340,7 @@ async fn a_task_that_is_begun_here_goes_on_on_a_data_thread() {
         within.ask_for_data_thread().await;
         sender.send(thread_name()).unwrap();
     });
-    engine.own.begin_here(task).await;
+    engine.own.begin_here(task);
     assert_eq!(reply.await.unwrap(), "spillway-data-0");
 }
 
@@ -358,7 +358,7 @@ async fn a_task_that_asks_for_a_metadata_thread_moves_once() {
         let job = within.metadata(Identity::Server, thread_name).await.unwrap();
         sender.send((begun, moved, job, thread_name())).unwrap();
     };
-    engine.own.begin_metadata_here(task).await;
+    engine.own.begin_metadata_here(task);
     let meta = "spillway-meta-0".to_owned();
     assert_eq!(reply.await.unwrap(), (here, meta.clone(), meta.clone(), meta));
 
@@ -371,6 +371,36 @@ async fn a_task_that_asks_for_a_metadata_thread_moves_once() {
     };
     engine.own.begin_data(task).await;
     assert_eq!(reply.await.unwrap(), "spillway-data-0");
+}
+
+/// It may have taken what others wait for: it must not wait for a place, nor end with its caller.
+#[tokio::test]
+async fn a_task_that_has_begun_here_goes_on_though_the_queue_is_full() {
+    for kind in [LaneKind::Data, LaneKind::Metadata] {
+        let engine = Arc::new(engine(1, 1));
+        let (open, hold) = gate();
+        assert!(engine.own.leave_to(kind, hold));
+        while engine.own.lanes().of(kind).queued() > 0 {
+            thread::yield_now();
+        }
+        assert!(engine.own.leave_to(kind, || {}), "the last place");
+        let ((sender, reply), within) = (oneshot::channel(), Arc::clone(&engine));
+        let task = async move {
+            match kind {
+                LaneKind::Data => within.ask_for_data_thread().await,
+                LaneKind::Metadata => within.ask_for_metadata_thread().await,
+            }
+            sender.send(thread_name()).unwrap();
+        };
+        match kind {
+            LaneKind::Data => engine.own.begin_here(task),
+            LaneKind::Metadata => engine.own.begin_metadata_here(task),
+        }
+        assert_eq!(engine.own.lanes().of(kind).queued(), 2);
+        drop(open);
+        let name = tokio::time::timeout(Duration::from_secs(10), reply).await.unwrap().unwrap();
+        assert!(["spillway-data-0", "spillway-meta-0"].contains(&name.as_str()), "{name}");
+    }
 }
 
 #[tokio::test]
@@ -411,8 +441,8 @@ async fn a_turn_that_is_handed_on_does_not_wait_for_the_disk_of_the_one_before()
     for _ in 0..200 {
         let first = *turns.lock().await;
         let ((a, reply_a), (b, reply_b)) = (make(first), make(first + 1));
-        engine.own.begin_here(a).await;
-        engine.own.begin_here(b).await;
+        engine.own.begin_here(a);
+        engine.own.begin_here(b);
         for reply in [reply_a, reply_b] {
             let answer = tokio::time::timeout(Duration::from_secs(10), reply).await;
             let (order, before) = answer.expect("both waits run together").unwrap();
@@ -441,7 +471,7 @@ fn no_wake_up_is_lost() {
             match task % 3 {
                 0 => engine.own.begin_data(work).await,
                 1 => engine.own.begin_metadata(work).await,
-                _ => engine.own.begin_here(work).await,
+                _ => engine.own.begin_here(work),
             }
             ends.push(reply);
         }
@@ -671,7 +701,7 @@ async fn tasks_that_are_woken_here_go_on_here_before_the_next_step() {
             });
             log.send((nth, thread::current().id())).unwrap();
         };
-        engine.own.begin_here(task).await;
+        engine.own.begin_here(task);
         wakers.push(waker);
     }
     let task = {
@@ -686,7 +716,7 @@ async fn tasks_that_are_woken_here_go_on_here_before_the_next_step() {
             log.send((30, thread::current().id())).unwrap();
         }
     };
-    engine.own.begin_here(task).await;
+    engine.own.begin_here(task);
     let mut seen = Vec::new();
     while let Some(line) = lines.recv().await {
         seen.push(line);
@@ -710,7 +740,7 @@ async fn a_task_that_is_woken_here_and_blocks_holds_up_no_other_and_no_job() {
             first_woken.await.unwrap();
             Engine::after_tasks_woken_here(move || at_end.send("job").unwrap());
         };
-        engine.own.begin_here(task).await;
+        engine.own.begin_here(task);
         let (open, hold) = gate();
         let blocking = Arc::clone(&engine);
         let task = async move {
@@ -722,12 +752,12 @@ async fn a_task_that_is_woken_here_and_blocks_holds_up_no_other_and_no_job() {
                 blocking.data(hold).await;
             }
         };
-        engine.own.begin_here(task).await;
+        engine.own.begin_here(task);
         let task = async move {
             third_woken.await.unwrap();
             by_third.send("third").unwrap();
         };
-        engine.own.begin_here(task).await;
+        engine.own.begin_here(task);
         let waking = Arc::clone(&engine);
         let task = async move {
             waking.ask_for_data_thread().await;
@@ -736,7 +766,7 @@ async fn a_task_that_is_woken_here_and_blocks_holds_up_no_other_and_no_job() {
             });
             log.send("waking task").unwrap();
         };
-        engine.own.begin_here(task).await;
+        engine.own.begin_here(task);
         for expected in ["third", "job", "waking task"] {
             let line = tokio::time::timeout(Duration::from_secs(10), lines.recv()).await;
             assert_eq!(line.expect("it waits for a blocked task"), Some(expected));
@@ -756,21 +786,21 @@ async fn a_task_that_is_woken_here_may_wake_others_and_loses_no_job() {
         second_woken.await.unwrap();
         by_second.send("second").unwrap();
     };
-    engine.own.begin_here(task).await;
+    engine.own.begin_here(task);
     let waking = Arc::clone(&engine);
     let task = async move {
         first_woken.await.unwrap();
         Engine::after_tasks_woken_here(move || at_end.send("at the end").unwrap());
         waking.wake_here(|| second.send(()).unwrap());
     };
-    engine.own.begin_here(task).await;
+    engine.own.begin_here(task);
     let waking = Arc::clone(&engine);
     let task = async move {
         waking.ask_for_data_thread().await;
         waking.wake_here(|| first.send(()).unwrap());
         drop(log);
     };
-    engine.own.begin_here(task).await;
+    engine.own.begin_here(task);
     let mut seen = Vec::new();
     while let Some(line) = lines.recv().await {
         seen.push(line);
@@ -875,7 +905,7 @@ async fn task_woken_by_a_job_does_not_wait_for_the_end_of_the_job() {
         woken.await.unwrap();
         ended.send(()).unwrap();
     };
-    engine.own.begin_here(waiting).await;
+    engine.own.begin_here(waiting);
     let (open, hold) = gate();
     assert!(engine.leave_to_data(move || {
         wake.send(()).unwrap();

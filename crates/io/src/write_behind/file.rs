@@ -712,7 +712,7 @@ mod tests {
             let _room = writing.reserve(4096).await;
             admit.send(()).unwrap();
         };
-        share.begin_here(writer).await;
+        share.begin_here(writer);
         file.lock().is_at_disk = true;
         let (flushing, flusher) = (Arc::clone(&file), Arc::clone(&engine));
         let flush = async move {
@@ -724,7 +724,7 @@ mod tests {
             };
             assert!(flusher.data(job).await.is_none());
         };
-        share.begin_here(flush).await;
+        share.begin_here(flush);
         let admitted = tokio::time::timeout(Duration::from_secs(10), admitted).await;
         file.has_returned(&mut file.lock());
         admitted.expect("the writer goes on").unwrap();
@@ -748,7 +748,7 @@ mod tests {
             // Too late if the job has given up.
             let _ = admit.send(());
         };
-        share.begin_here(writer).await;
+        share.begin_here(writer);
         let (end, ended) = oneshot::channel();
         let worker = Arc::clone(&engine);
         let work = async move {
@@ -760,7 +760,7 @@ mod tests {
             };
             end.send(worker.data(job).await).unwrap();
         };
-        share.begin_here(work).await;
+        share.begin_here(work);
         let goes_on = ended.await.unwrap();
         engine.shutdown().await;
         goes_on
