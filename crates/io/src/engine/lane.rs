@@ -2,6 +2,7 @@
 
 mod owed;
 mod task;
+mod within;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -20,6 +21,8 @@ use crate::time_slice::take_short_slices;
 use owed::owing;
 pub(crate) use owed::rouse as rouse_owed;
 use task::{LaneTask, Progress};
+use within::Lanes;
+pub(super) use within::{note_wait, noting_wait};
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -67,7 +70,7 @@ pub(super) fn wake_here(wake: impl FnOnce()) {
     impl Drop for Woken {
         fn drop(&mut self) {
             for task in WOKEN.take().into_iter().flatten() {
-                Arc::clone(task.lane()).push_task(task);
+                task.lane().push_task(task);
             }
             LEFT.take().into_iter().flatten().for_each(|job| job());
         }
@@ -97,9 +100,9 @@ fn goes_on_here() -> bool {
 }
 
 /// Resolves at once on a thread that may block for as long as `purpose` takes, if only for another
-/// device: a task has one lane, and hands over what waits for the others' disks. Elsewhere, and in
-/// a task that others wait for within [`wake_here`], it is pending once, so that a task that goes
-/// on in a lane moves there; any other goes on where it is.
+/// device: a task hands over what waits for the disks of others. Elsewhere, and in a task that
+/// others wait for within [`wake_here`], it is pending once, so that a task that goes on in a lane
+/// moves there; any other goes on where it is.
 pub(super) async fn ask_for_lane(purpose: LaneKind) {
     let mut asked: Option<Instant> = None;
     poll_fn(|context| {
@@ -265,10 +268,13 @@ impl Lane {
         poll(LaneTask::new(&self.shared, client, task));
     }
 
-    /// Goes on with a task of a client in the lane. It has begun, and takes no place: its caller
-    /// could give up the wait for one, and the task with it.
-    pub(super) fn go_on(&self, client: ClientId, task: Task) {
-        self.shared.push_task(LaneTask::new(&self.shared, client, task));
+    /// Goes on with a task of a client in the lane, or in that of the device that it waits `within`
+    /// the share of. It has begun, and takes no place: its caller could give up the wait for one,
+    /// and the task with it.
+    pub(super) fn go_on(&self, client: ClientId, task: Task, within: Option<Lanes>) {
+        let task = LaneTask::new(&self.shared, client, task);
+        task.move_to(within);
+        task.lane().push_task(task);
     }
 
     /// Runs a task of a client on this thread, which serves the lane. See [`LaneTask::run_here`].
@@ -577,7 +583,6 @@ fn go_on(task: Arc<LaneTask>) {
 /// Polls a task on this thread, and queues it if it was woken meanwhile.
 fn poll(task: Arc<LaneTask>) {
     if task.poll() == Progress::Woken {
-        let lane = Arc::clone(task.lane());
-        lane.push_task(task);
+        task.lane().push_task(task);
     }
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use super::lane::{DeviceId, Lane, LaneKind};
+use super::lane::{DeviceId, Lane, LaneKind, note_wait, noting_wait};
 use super::{ClientId, EngineConfig, Task, wait};
 
 /// A device number: major and minor.
@@ -176,12 +176,18 @@ impl Share {
         Entered(CURRENT.replace(Some(self.clone())))
     }
 
-    /// Runs `work` within this share, wherever the caller runs.
+    /// Runs `work` within this share, wherever the caller runs. A task of another device's lane
+    /// goes on in that of this device while it waits for `work`: what it holds of this device is
+    /// not held up by the other.
     pub async fn run<T>(self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         poll_fn(|context| {
             let _entered = self.enter();
-            work.as_mut().poll(context)
+            let polled = work.as_mut().poll(context);
+            if polled.is_pending() {
+                note_wait(&self.lanes().data, &self.lanes().metadata);
+            }
+            polled
         })
         .await
     }
@@ -221,11 +227,12 @@ impl Share {
     /// waker.
     pub fn begin_metadata_here(&self, work: impl Future<Output = ()> + Send + 'static) {
         let mut task = self.task(work);
-        let first = catch_unwind(AssertUnwindSafe(|| {
-            task.as_mut().poll(&mut Context::from_waker(Waker::noop()))
-        }));
+        let (first, within) = noting_wait(|| {
+            let mut context = Context::from_waker(Waker::noop());
+            catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(&mut context)))
+        });
         if matches!(first, Ok(Poll::Pending)) {
-            self.lanes().metadata.go_on(self.client, task);
+            self.lanes().metadata.go_on(self.client, task, within);
         }
     }
 

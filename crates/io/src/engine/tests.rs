@@ -568,6 +568,45 @@ async fn work_of_a_task_elsewhere_holds_no_thread_of_its_own_device() {
     assert_eq!(answer.1.await.unwrap(), "spillway-data-0");
 }
 
+/// It may hold what others wait for: a file's lock, or their WRITEs.
+#[tokio::test]
+async fn work_of_a_task_elsewhere_goes_on_while_its_own_device_is_stuck() {
+    for kind in [LaneKind::Data, LaneKind::Metadata] {
+        let engine = Arc::new(engine(1, 8));
+        let [own, other] = [(8, 0), (8, 16)].map(|number| Share::new(&engine.device(number), 7));
+        let (open, hold) = gate();
+        assert!(own.leave_to(kind, hold));
+        let (gate, within) = (Arc::new(Notify::new()), Arc::clone(&engine));
+        let (notified, (sender, reply)) = (Arc::clone(&gate), oneshot::channel());
+        let (elsewhere, at_end) = (other.clone(), oneshot::channel());
+        let task = async move {
+            let work = async {
+                within.ask_for_metadata_thread().await;
+                notified.notified().await;
+                sender.send(thread_name()).unwrap();
+            };
+            elsewhere.run(work).await;
+            // That of its own device again.
+            tokio::task::yield_now().await;
+            at_end.0.send(()).unwrap();
+        };
+        match kind {
+            LaneKind::Data => own.begin_here(task),
+            LaneKind::Metadata => own.begin_metadata_here(task),
+        }
+        gate.notify_one();
+        let name = tokio::time::timeout(Duration::from_secs(10), reply).await.unwrap().unwrap();
+        assert!(["spillway-data-0", "spillway-meta-0"].contains(&name.as_str()), "{name}");
+        let mut at_end = at_end.1;
+        while own.lanes().of(kind).queued() == 0 {
+            thread::yield_now();
+        }
+        assert!(at_end.try_recv().is_err(), "it waits for a thread of its own device");
+        drop(open);
+        at_end.await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn clients_share_the_threads_of_a_device() {
     let engine = engine(4, 128);

@@ -7,12 +7,15 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use super::{Shared, owing, rouse_owed};
+use super::{Lanes, Shared, noting_wait, owing, rouse_owed};
 use crate::engine::{ClientId, Task};
 
 /// A task and the lane that it is queued in when it is woken.
 pub(super) struct LaneTask {
-    lane: Arc<Shared>,
+    /// The lane that it was begun in.
+    own: Arc<Shared>,
+    /// That of another device, within whose share it waits.
+    elsewhere: Mutex<Option<Arc<Shared>>>,
     client: ClientId,
     state: Mutex<State>,
 }
@@ -45,11 +48,20 @@ const SPIN_MAX: Duration = Duration::from_micros(15);
 
 impl LaneTask {
     pub(super) fn new(lane: &Arc<Shared>, client: ClientId, task: Task) -> Arc<Self> {
-        Arc::new(Self { lane: Arc::clone(lane), client, state: Mutex::new(State::Queued(task)) })
+        let (own, state) = (Arc::clone(lane), Mutex::new(State::Queued(task)));
+        Arc::new(Self { own, elsewhere: Mutex::default(), client, state })
     }
 
-    pub(super) fn lane(&self) -> &Arc<Shared> {
-        &self.lane
+    pub(super) fn lane(&self) -> Arc<Shared> {
+        let elsewhere = self.elsewhere.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(elsewhere.as_ref().unwrap_or(&self.own))
+    }
+
+    /// Has it queued in the lane of the device within whose share it waits. What it holds there, a
+    /// file's lock perhaps, must not wait for a thread of another device.
+    pub(super) fn move_to(&self, within: Option<Lanes>) {
+        let lane = within.map(|lanes| lanes.of(self.own.purpose));
+        *self.elsewhere.lock().unwrap_or_else(PoisonError::into_inner) = lane;
     }
 
     pub(super) fn client(&self) -> ClientId {
@@ -67,10 +79,14 @@ impl LaneTask {
         let State::Queued(mut task) = taken else { unreachable!("it is in the queue once") };
         let waker = Waker::from(Arc::clone(self));
         let mut context = Context::from_waker(&waker);
-        match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(&mut context))) {
+        let poll = || catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(&mut context)));
+        let (polled, within) = noting_wait(poll);
+        match polled {
             Ok(Poll::Pending) => {}
             Ok(Poll::Ready(())) | Err(_) => return Progress::Ended,
         }
+        // Before a waker may queue it.
+        self.move_to(within);
         let mut state = self.lock();
         if matches!(*state, State::Taken { woken: true }) {
             *state = State::Queued(task);
@@ -152,8 +168,7 @@ impl Wake for LaneTask {
                 State::Taken { .. } => return,
             }
         }
-        let lane = Arc::clone(&self.lane);
-        lane.push_task(self);
+        self.lane().push_task(self);
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
