@@ -52,9 +52,9 @@ fn compound_thread(outline: &Outline<'_>, alone: bool) -> Thread {
     }
 }
 
-/// The device whose threads do the work on a call, from the export that the handle in its arguments
-/// claims to be of. A call without a handle, or with one of no export, waits for no disk, except
-/// MNT: its threads are those of no device.
+/// The device whose threads do the work on a call, from the export that the handle which the work
+/// begins on claims to be of. A call without a handle, or with one of no export, waits for no disk,
+/// except MNT: its threads are those of no device.
 pub(crate) fn claimed(
     service: &Service,
     call: &Call,
@@ -64,7 +64,7 @@ pub(crate) fn claimed(
     let exports = service.exports.load();
     let export_of = |handle| exports.table.by_id(claimed_export_id(handle)?);
     let engine = &service.engine;
-    let device = match outline.handle.and_then(export_of) {
+    let device = match outline.current.and_then(export_of) {
         Some(export) => exports.root(export).threads(engine).clone(),
         None => engine.own_device().clone(),
     };
@@ -102,4 +102,70 @@ pub(crate) struct Claimed {
     pub(crate) device: Device,
     /// The limits of the export that the work begins on, if it has any and admits the call.
     pub(crate) limited: Option<ExportLimits>,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use proto::nfs4::{CompoundHead, FileHandle, GetattrArgs, Handle, OperationCode};
+    use proto::oncrpc::{CallHeader, Credential};
+    use proto::xdr::{Encode, Writer};
+    use rpc::server::Record;
+
+    use super::*;
+    use crate::call::Incoming;
+    use crate::config::NfsVersions;
+    use crate::procedures::Programs;
+    use crate::server::Server;
+    use crate::skip::skip;
+    use crate::test_server::{config, directory};
+
+    /// GETATTR behind a PUTFH of each handle.
+    fn getattr(handles: [FileHandle; 2]) -> Call {
+        let mut w = Writer::new();
+        let (program, version) = (nfs4::PROGRAM, nfs4::VERSION);
+        let (procedure, credential) = (nfs4::Procedure::Compound.code(), Credential::None);
+        CallHeader { xid: 7, program, version, procedure, credential, verifier_flavor: 0 }
+            .encode(&mut w);
+        CompoundHead { tag: b"", minor_version: 1, operations: 3 }.encode(&mut w);
+        for object in handles {
+            w.u32(OperationCode::Putfh.code());
+            Handle { object }.encode(&mut w);
+        }
+        w.u32(OperationCode::Getattr.code());
+        GetattrArgs { wanted: nfs4::Bitmap::EMPTY }.encode(&mut w);
+        let head = w.into_vec();
+        let bytes = head.len() as u64;
+        let mut incoming = Incoming::new(Programs::Files(NfsVersions::ALL));
+        incoming.layout(&head, |_| (0, 0));
+        let record = Record { head, payload: None, moved_bytes: 0, trailing_bytes: 0, bytes };
+        incoming.finish(record).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_compound_waits_for_the_device_that_its_work_begins_on() {
+        let memory = Path::new("/dev/shm");
+        if !memory.exists() {
+            return skip("no /dev/shm");
+        }
+        let (dir, in_memory) = (directory(), tempfile::tempdir_in(memory).unwrap());
+        let more = format!("[[export]]\nname = \"/memory\"\npath = {:?}", in_memory.path());
+        let server = Server::start(config(dir.path(), "", &more)).await.unwrap();
+        let service = server.service();
+        let exports = service.exports.load_full();
+        let roots: Vec<_> = exports.table.iter().map(|export| exports.root(export)).collect();
+        if roots[0].device() == roots[1].device() {
+            return skip("/dev/shm is no device of its own");
+        }
+        for [first, last] in [[roots[0], roots[1]], [roots[1], roots[0]]] {
+            let handle = |root: &std::sync::Arc<export::ExportRoot>| {
+                FileHandle::new(service.seal(root, root.handle).as_bytes()).unwrap()
+            };
+            let call = getattr([handle(first), handle(last)]);
+            let address = "127.0.0.1:700".parse().unwrap();
+            let claimed = claimed(service, &call, &call.outline(), address);
+            assert!(claimed.device == *last.threads(&service.engine));
+        }
+    }
 }
