@@ -63,7 +63,8 @@ impl Compound<'_> {
         let is_reclaim = match args.claim {
             OpenClaim::Null(_) | OpenClaim::Handle => false,
             OpenClaim::Previous(DelegationType::Read) => true,
-            // A client that claims an open under a delegation is about to return the delegation.
+            // A client that reclaims an open alone had no read delegation. One that claims an open
+            // under a delegation is about to return the delegation.
             _ => return Err(WhyNoDelegation::Contention),
         };
         let access = args.share_access & proto::nfs4::SHARE_ACCESS_MASK;
