@@ -107,7 +107,7 @@ impl Bed {
             deny,
             cuts: false,
             is_reclaim,
-            user: 0,
+            user: Some(0),
         };
         let opened = self.state.open(&call, &mut Step::new(NOW)).unwrap();
         if opened.is_new {

@@ -16,19 +16,20 @@ use crate::inode_cache::Inode;
 use crate::state::{Delegate, FileId, NotDelegated, Running, State, Step};
 
 impl Compound<'_> {
-    /// Checks the delegation that an OPEN names.
+    /// Checks the delegation that an OPEN claims to open under, if it claims one. Returns the user
+    /// whose right it was given for.
     pub(super) fn check_claimed_delegation(
         &self,
         claim: &OpenClaim<'_>,
         file: FileId,
-    ) -> Outcome<()> {
+    ) -> Outcome<Option<u32>> {
         let (OpenClaim::DelegateCurrent(stateid, _) | OpenClaim::DelegateCurrentHandle(stateid)) =
             claim
         else {
-            return Ok(());
+            return Ok(None);
         };
         let stateid = self.known_stateid(stateid)?;
-        Ok(self.request.service.state.check_delegation(self.client()?, &stateid, file)?)
+        Ok(Some(self.request.service.state.check_delegation(self.client()?, &stateid, file)?))
     }
 
     /// The delegation that comes with an OPEN of a file, or why there is none if the client said

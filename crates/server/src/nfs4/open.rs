@@ -54,20 +54,21 @@ impl<'a> Compound<'a> {
         let is_reclaim = matches!(args.claim, OpenClaim::Previous(_));
         service.state.check_claim(client, is_reclaim)?;
         let mut target = self.target(&args).await?;
-        if !target.is_new {
-            // The file's owner may reclaim it, or retry an exclusive OPEN, whatever its mode is.
-            let owner_may = is_reclaim || matches!(args.how, OpenHow::Exclusive { .. });
-            self.check_permission(&target.located, access, owner_may).await?;
-        }
-        if target.cuts {
-            self.check_permission(&target.located, ShareAccess::Write, false).await?;
-        }
         let inode = service.vfs.hold(&target.located.object).await?;
         let pin = service.held_files.pin(&inode);
         let (file, export) = (pin.file(), pin.export());
-        self.check_claimed_delegation(&args.claim, file)?;
-        let (owner, user) = (args.owner.owner, target.located.caller.uid);
-        let cuts = target.cuts;
+        let delegated_to = self.check_claimed_delegation(&args.claim, file)?;
+        let user = if target.is_new {
+            Some(target.located.caller.uid)
+        } else {
+            // The file's owner may reclaim it, or retry an exclusive OPEN, whatever its mode is.
+            let owner_may = is_reclaim || matches!(args.how, OpenHow::Exclusive { .. });
+            self.permitted_user(&target.located, access, owner_may, delegated_to).await?
+        };
+        if target.cuts {
+            self.check_permission(&target.located, ShareAccess::Write, false).await?;
+        }
+        let (owner, cuts) = (args.owner.owner, target.cuts);
         let call = OpenFile { client, owner, file, export, access, deny, cuts, is_reclaim, user };
         let (mut room, mut pin) = (target.room.take(), Some(pin));
         let open = |state: &State, step: &mut Step| {
@@ -275,6 +276,29 @@ impl<'a> Compound<'a> {
         let located = directory.found(&found);
         let (cuts, room) = (false, None);
         Ok(Target { located, change, attributes_set, is_new, cuts, room, undelegated })
+    }
+
+    /// The user who may do I/O by an OPEN of a file without a check of each call. To read, the
+    /// client has opened the file by a delegation `delegated_to` a user when its mode allowed that,
+    /// and cannot return the delegation before this OPEN succeeds: another user's opens it then
+    /// without a right.
+    async fn permitted_user(
+        &self,
+        located: &Located,
+        access: ShareAccess,
+        owner_may: bool,
+        delegated_to: Option<u32>,
+    ) -> Outcome<Option<u32>> {
+        let user = Some(located.caller.uid);
+        let delegated_to = delegated_to.filter(|_| access == ShareAccess::Read);
+        if delegated_to == user {
+            return Ok(user);
+        }
+        match self.check_permission(located, access, owner_may).await {
+            Ok(()) => Ok(user),
+            Err(Refused { status: Status::Access, .. }) if delegated_to.is_some() => Ok(None),
+            Err(refused) => Err(refused),
+        }
     }
 
     /// A program that may be executed may be read. With `owner_may`, the mode does not bind the

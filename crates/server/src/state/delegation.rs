@@ -81,7 +81,7 @@ impl State {
         Ok(())
     }
 
-    /// Checks the stateid of an OPEN by `CLAIM_DELEGATE_CUR`.
+    /// Checks the stateid of an OPEN by `CLAIM_DELEGATE_CUR`. Returns the user of the delegation.
     ///
     /// # Errors
     /// `BadStateid`; `DelegRevoked`.
@@ -90,11 +90,9 @@ impl State {
         client: ClientId,
         stateid: &Stateid,
         file: FileId,
-    ) -> Result<(), Status> {
-        let table = self.lock();
-        let id = self.delegation(&table, client, stateid).ok_or(Status::BadStateid)??;
-        let is_of_file = table.delegations.get(id).is_some_and(|found| found.file == file);
-        if is_of_file { Ok(()) } else { Err(Status::BadStateid) }
+    ) -> Result<u32, Status> {
+        self.delegated_user(&self.lock(), (client, file), stateid, false)
+            .ok_or(Status::BadStateid)?
     }
 
     /// Recalls all delegations of a file, because something conflicts with them; `is_local` is a

@@ -51,7 +51,7 @@ pub(super) struct Open {
     pub(super) owner: Owner,
     pub(super) file: FileId,
     pub(super) modes: Modes,
-    /// The user who opened it, unless several did.
+    /// The user who opened it, unless several did, or one without permission.
     pub(super) user: Option<u32>,
     pub(super) seqid: u32,
     /// The lock states below it, by their numbers.
@@ -264,11 +264,14 @@ impl Files {
         file: FileId,
         owner: Owner,
         share: Share,
-        user: u32,
+        user: Option<u32>,
     ) -> (u64, bool) {
         if let Some(number) = self.open_of(file, &owner) {
             let open = self.opens.get_mut(&number).expect("an open of a file is in the table");
-            open.user = open.user.filter(|opener| *opener == user);
+            // An OPEN that adds no access takes no right from the user either.
+            if user.is_some() || !open.modes.share().allows(share) {
+                open.user = open.user.filter(|opener| user == Some(*opener));
+            }
             let mut modes = open.modes;
             modes.insert(share);
             self.set_modes(number, modes);
@@ -286,7 +289,7 @@ impl Files {
         self.of_files.entry((file, owner.client)).or_default().opens += 1;
         held.names_bytes += owner.name.len();
         self.names_bytes += owner.name.len();
-        let (user, lock_states) = (Some(user), BTreeSet::new());
+        let lock_states = BTreeSet::new();
         let open = Open { owner, file, modes, user, seqid: 1, lock_states };
         self.opens.insert(number, open);
         (number, true)

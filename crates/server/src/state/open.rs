@@ -27,8 +27,8 @@ pub(crate) struct OpenFile<'a> {
     pub(crate) cuts: bool,
     /// `CLAIM_PREVIOUS`.
     pub(crate) is_reclaim: bool,
-    /// The user whose permission was checked.
-    pub(crate) user: u32,
+    /// The user, if permission was checked.
+    pub(crate) user: Option<u32>,
 }
 
 /// An open.

@@ -94,7 +94,7 @@ pub(super) fn open_call(client: ClientId) -> OpenFile<'static> {
         deny: ShareDeny::None,
         cuts: false,
         is_reclaim: false,
-        user: 0,
+        user: Some(0),
     }
 }
 

@@ -102,7 +102,7 @@ fn a_recall_is_repeated_until_the_delegation_is_revoked() {
         bed.state.test_stateid(holder, &held),
         bed.give_back(holder, &held),
         bed.check_io(holder, &held, ShareAccess::Read).map(drop),
-        bed.state.check_delegation(holder, &held, FILE),
+        bed.state.check_delegation(holder, &held, FILE).map(drop),
     ] {
         assert_eq!(refused, Err(Status::DelegRevoked));
     }

@@ -20,7 +20,7 @@ use proto::nfs4::*;
 use proto::oncrpc::{AcceptStat, Credential, ReplyHeader, decode_call};
 use proto::xdr::{Decode, Encode, Reader, Writer};
 
-use super::client::{ALL_VERSIONS, Operations, Session, compound, open_args};
+use super::client::{ALL_VERSIONS, CHANNEL, Operations, Session, compound, open_args};
 use crate::client::{self, Client, Ids};
 use crate::fixture::{Fixture, is_root, set_mode};
 use crate::local_file::eventually;
@@ -59,7 +59,10 @@ fn with_files(fixture: Fixture) -> Fixture {
 impl Holder {
     /// A client that has answered a callback.
     fn new(fixture: &Fixture, owner: &[u8]) -> Self {
-        let mut session = Session::of(fixture, owner, 1);
+        Self::with(fixture, Session::of(fixture, owner, 1))
+    }
+
+    fn with(fixture: &Fixture, mut session: Session) -> Self {
         let export = session.export();
         let back = bound(fixture, &session);
         let mut holder = Self { session, back, export };
@@ -68,6 +71,11 @@ impl Holder {
         assert_eq!(opened.delegation, OpenDelegation::None);
         assert_eq!(holder.answer(), Asked::Nothing);
         holder
+    }
+
+    fn becoming(self, ids: Ids) -> Self {
+        let client = self.session.client.becoming(ids);
+        Self { session: Session { client, ..self.session }, ..self }
     }
 
     fn open(&mut self, name: &[u8], access: ShareAccess) -> Reply<(FileHandle, OpenOk)> {
@@ -316,6 +324,50 @@ fn a_holder_opens_by_its_delegation_while_it_is_recalled() {
     assert_eq!(open(elsewhere, wrong), Err(Status::BadStateid));
     assert_eq!(open(file, OpenClaim::DelegatePreviousHandle), Err(Status::Notsupp));
     assert_eq!(holder.give_back(file, delegation), Ok(()));
+}
+
+/// A client that cannot open it keeps the delegation, and what conflicts with it waits for 90 s.
+#[test]
+fn a_holder_opens_by_its_delegation_after_a_chmod_that_forbids_it() {
+    if !is_root() {
+        return;
+    }
+    let fixture = fixture();
+    let user = fixture.client().becoming(Ids::user(4321));
+    let session = Session::over(user, b"holder", 1, CHANNEL);
+    let mut holder = Holder::with(&fixture, session);
+    let mut other = Session::of(&fixture, b"other", 1);
+    let (file, delegation) = holder.delegated(b"a");
+    let denied = open(&mut other, holder.export, b"a", ShareAccess::Write).map(drop);
+    assert_eq!(denied, Err(Status::Delay));
+    assert_eq!(holder.answer(), Asked::Recall { stateid: delegation, object: file });
+    set_mode(&fixture.exported("a"), 0);
+    assert_eq!(holder.open(b"a", ShareAccess::Read).map(drop), Err(Status::Access));
+    let claim = |holder: &mut Holder, owner, access| {
+        let claim = OpenClaim::DelegateCurrentHandle(delegation);
+        let owner = OpenOwner { client: ClientId(0), owner };
+        let args = OpenArgs { owner, ..open_args(access, OpenHow::NoCreate, claim) };
+        let call = Operations::new().at(file).op(OperationCode::Open, &args);
+        let mut results = holder.session.call(&call);
+        let opened = results.skip(&[OperationCode::Putfh]).next::<OpenOk>(OperationCode::Open);
+        opened.map(|opened| opened.stateid)
+    };
+    let read = |holder: &mut Holder, stateid| {
+        let read = ReadArgs { stateid, offset: 0, count: 10 };
+        holder.session.call(&Operations::new().at(file).op(OperationCode::Read, &read)).status
+    };
+    assert_eq!(claim(&mut holder, b"one", ShareAccess::Both), Err(Status::Access));
+    let stateid = claim(&mut holder, b"one", ShareAccess::Read).unwrap();
+    // Another user of the client can return it too, and gets no right to read by that.
+    let mut holder = holder.becoming(Ids::user(1234));
+    let others = claim(&mut holder, b"two", ShareAccess::Read).unwrap();
+    assert_eq!(read(&mut holder, others), Err(Status::Access));
+    assert_eq!(read(&mut holder, stateid), Err(Status::Access));
+    let stateid = claim(&mut holder, b"one", ShareAccess::Read).unwrap();
+    let mut holder = holder.becoming(Ids::user(4321));
+    assert_eq!(holder.give_back(file, delegation), Ok(()));
+    assert_eq!(read(&mut holder, stateid), Ok(()));
+    assert_eq!(read(&mut holder, others), Err(Status::Access));
 }
 
 #[test]
