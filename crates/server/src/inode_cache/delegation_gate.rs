@@ -15,6 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// The part of an object that is to be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Changing {
+    /// An empty SETATTR: there is nothing to return a delegation for.
+    Nothing,
     /// The data, by a descriptor that is open for writing: it would break the server's own lease.
     Data,
     /// The attributes or the names. A client may do so beside its own delegation, through the
@@ -70,7 +72,12 @@ impl DelegationGate {
         let client = self.client.load(Ordering::SeqCst);
         let export = self.export.load(Ordering::SeqCst);
         let is_own = by.is_some_and(|by| by.client.get() == client && by.export == export);
-        client == NO_CLIENT || (is_own && what == Changing::Attributes)
+        client == NO_CLIENT
+            || match what {
+                Changing::Nothing => true,
+                Changing::Attributes => is_own,
+                Changing::Data => false,
+            }
     }
 }
 

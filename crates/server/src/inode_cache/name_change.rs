@@ -120,13 +120,22 @@ impl InodeState {
         Ok((made, undelegated))
     }
 
-    /// Begins a change of the object's names.
+    /// Begins a change of the object's names. One that would wait for others is checked before:
+    /// they have nothing to return for a call that is refused.
     ///
     /// # Errors
-    /// As [`Self::may_change`].
-    fn begin_name_change(self: &Arc<Self>, by: Option<Holder>) -> Result<NameChange, Status> {
+    /// Those of `check`; as [`Self::may_change`].
+    fn begin_name_change(
+        self: &Arc<Self>,
+        by: Option<Holder>,
+        check: impl FnOnce() -> Result<(), Status>,
+    ) -> Result<NameChange, Status> {
         let change = NameChange::of_one(Arc::clone(self));
-        self.may_change(by, Changing::Attributes)?;
+        // Admitted or checked, by one look at the gate: none recalls unchecked.
+        if !self.gate.admits(by, Changing::Attributes) {
+            check()?;
+            self.may_change(by, Changing::Attributes)?;
+        }
         Ok(change)
     }
 }
@@ -155,14 +164,16 @@ impl Inode {
     }
 
     /// Begins a change of the names of an object in this directory, known by a descriptor. Looked
-    /// at more closely only while some object is delegated.
+    /// at more closely only while some object is delegated; `check` refuses a call that would be
+    /// refused once the delegations are returned.
     ///
     /// # Errors
-    /// `Delegated`; those of identifying the object.
+    /// `Delegated`; those of `check`, and of identifying the object.
     pub(crate) fn begin_name_change_in(
         &self,
         object: &impl AsFd,
         client: Option<NonZeroU64>,
+        check: impl FnOnce() -> Result<(), Status>,
     ) -> Result<NameChange, Status> {
         let any = NameChange::of_any(&self.state.states);
         if self.state.states.gates.delegated.load(Ordering::SeqCst) == 0 {
@@ -170,7 +181,7 @@ impl Inode {
         }
         let handle = self.root.identify(object.as_fd())?;
         match self.state.other(&handle) {
-            Some(state) => state.begin_name_change(self.holder(client)),
+            Some(state) => state.begin_name_change(self.holder(client), check),
             None => Ok(any),
         }
     }
@@ -197,11 +208,12 @@ mod tests {
 
     #[tokio::test]
     async fn others_wait_for_holders_and_a_holder_for_its_own_writing() {
-        use Changing::{Attributes, Data};
+        use Changing::{Attributes, Data, Nothing};
         let state = state();
         let one = Holders::One(client(7, 1).unwrap());
         for (holders, by, what, may) in [
             (Holders::None, None, Data, true),
+            (one, None, Nothing, true),
             (one, None, Attributes, false),
             (one, client(8, 1), Attributes, false),
             (one, client(7, 1), Attributes, true),
@@ -293,7 +305,7 @@ mod tests {
     fn name_changes_are_seen_until_they_end() {
         let state = state();
         assert!(!state.has_name_changes());
-        let known = state.begin_name_change(None).unwrap();
+        let known = state.begin_name_change(None, || Ok(())).unwrap();
         assert!(state.has_name_changes());
         drop(known);
         let any = NameChange::of_any(&state.states);
@@ -301,6 +313,8 @@ mod tests {
         drop(any);
         assert!(!state.has_name_changes());
         state.set_holders(Holders::Several);
-        assert!(state.begin_name_change(None).is_err() && !state.has_name_changes());
+        assert!(state.begin_name_change(None, || Ok(())).is_err() && !state.has_name_changes());
+        let refused = state.begin_name_change(None, || Err(Status::Access)).map(drop);
+        assert_eq!(refused, Err(Status::Access));
     }
 }

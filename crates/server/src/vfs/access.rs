@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use io::Identity;
+
 use super::{Attributes, Caller, LiveAttributes, Object, Status, Vfs};
 use crate::counters::{Phase, PhaseTimer};
 use crate::inode_cache::{AccessRights, DataUse, Inode, Permitted};
@@ -47,5 +49,14 @@ impl Vfs {
         let permitted = Permitted::check(caller, file, attributes, &self.engine).await;
         timer.end(Phase::Permission);
         permitted
+    }
+}
+
+/// Whether an identity may do what takes the owner of an object. Of the server's own the kernel
+/// alone decides.
+pub(super) fn may_be_owner(identity: &Identity, owner: u32) -> bool {
+    match identity {
+        Identity::Server => true,
+        Identity::User { uid, .. } => *uid == 0 || *uid == owner,
     }
 }

@@ -8,6 +8,7 @@ use rustix::fs::{AtFlags, CWD, Mode, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
 
+use super::access::may_be_owner;
 use super::{Answer, Attributes, Caller, LiveAttributes, Object, Status, Timestamp, Vfs, Wcc};
 use crate::counters::CallKind;
 use crate::fs::proc_path;
@@ -58,6 +59,20 @@ pub(crate) struct Applied {
 }
 
 impl AttributeChange {
+    /// Whether it takes the owner. A writer may set the length, and both times to now.
+    fn takes_owner(&self) -> bool {
+        let times = (self.atime, self.mtime);
+        self.mode.is_some()
+            || self.uid.is_some()
+            || self.gid.is_some()
+            || !matches!(times, (SetTime::Keep, SetTime::Keep | SetTime::Now) | BOTH_NOW)
+    }
+
+    /// Whether it takes the right to write, unless it takes the owner.
+    fn takes_writer(&self) -> bool {
+        self.size.is_some() || self.mtime == SetTime::Now
+    }
+
     /// Whether a server without privileges may not open its own file for writing afterwards.
     fn forbids_opening(&self) -> bool {
         let is_forbidding = |mode| mode & OWNER_READS_AND_WRITES != OWNER_READS_AND_WRITES;
@@ -109,21 +124,22 @@ impl Vfs {
         guard: Option<Timestamp>,
         has_writer: impl FnOnce(&Inode) -> bool,
     ) -> Answer<(Wcc, Applied), ()> {
-        // Before it waits for others: they have nothing to return for a call that is refused.
-        if let Err(status) = change.check().and_then(|()| caller.may_change()) {
-            let Answer { attributes, result } = self.refuse_change(object, status).await;
-            return Answer { attributes: (attributes, Applied::default()), result };
-        }
         let forbids_opening = !io::can_assume_users() && change.forbids_opening();
-        let (what, lengths) = match change.size {
-            // It may be opened for writing first.
-            None if forbids_opening => (Changing::Data, Lengths::KEPT),
-            None => (Changing::Attributes, Lengths::KEPT),
-            Some(size) => (Changing::Data, Lengths::set_to(size)),
+        let changing = changing(&change, forbids_opening);
+        let check = |file: Arc<Inode>, now: LiveAttributes| async move {
+            check_guard(&now, guard)?;
+            self.check_setattr(caller, &file, &now, &change).await
         };
-        let (file, begun) = match self.begin_change(caller, object, (what, lengths)).await {
+        let begun = match change.check() {
+            Ok(()) => self.begin_checked(caller, object, changing, check).await,
+            Err(status) => Err(status),
+        };
+        let (file, begun) = match begun {
             Ok(begun) => begun,
-            Err(status) => return Answer::refused(status),
+            Err(status) => {
+                let Answer { attributes, result } = self.refuse_change(object, status).await;
+                return Answer { attributes: (attributes, Applied::default()), result };
+            }
         };
         let (before, failures) = (*begun.before(), file.failures());
         let mut change = change;
@@ -164,6 +180,27 @@ impl Vfs {
         Answer { attributes, result: settled.and(result) }
     }
 
+    /// Checks a SETATTR that would wait for others, by the attributes now.
+    ///
+    /// # Errors
+    /// `NotOwner`; as [`Self::permit`].
+    async fn check_setattr(
+        &self,
+        caller: &Caller,
+        file: &Arc<Inode>,
+        now: &LiveAttributes,
+        change: &AttributeChange,
+    ) -> Result<(), Status> {
+        if change.takes_owner() && !may_be_owner(&caller.identity, now.uid) {
+            return Err(Status::NotOwner);
+        }
+        if change.takes_writer() {
+            let timer = &mut self.timer(file.root(), CallKind::Other);
+            self.permit::<Writing>(caller, file, now, timer).await?;
+        }
+        Ok(())
+    }
+
     /// Sets the length in bytes as a part of `change`. The owner may with any mode bits, as with
     /// WRITE.
     async fn truncate(
@@ -194,6 +231,19 @@ impl Vfs {
             Ok(())
         })
         .await
+    }
+}
+
+/// The part of a file that SETATTR is to change, and its lengths after that. `forbids_opening`: it
+/// may be opened for writing first.
+fn changing(change: &AttributeChange, forbids_opening: bool) -> (Changing, Lengths) {
+    match change.size {
+        None if !change.takes_owner() && !change.takes_writer() => {
+            (Changing::Nothing, Lengths::KEPT)
+        }
+        None if forbids_opening => (Changing::Data, Lengths::KEPT),
+        None => (Changing::Attributes, Lengths::KEPT),
+        Some(size) => (Changing::Data, Lengths::set_to(size)),
     }
 }
 
@@ -258,6 +308,8 @@ fn timespec(time: SetTime) -> Timespec {
     }
 }
 
+/// Times that a writer may set, too.
+const BOTH_NOW: (SetTime, SetTime) = (SetTime::Now, SetTime::Now);
 /// The mode bits that a server without privileges needs to open its own file for writing.
 const OWNER_READS_AND_WRITES: u32 = 0o600;
 const NANOSECONDS_MAX: u32 = 999_999_999;

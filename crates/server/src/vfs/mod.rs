@@ -46,7 +46,7 @@ use crate::fs::{
 };
 use crate::inode_cache::{
     Attributes, Change, Changing, Counted, ExclusiveGuard, Flush, HandleCache, IdleInodes, Inode,
-    InodeCache, InodeKey, RecallRequests, UnusedInodes, Wcc,
+    InodeCache, InodeKey, RecallRequests, UnusedInodes, Wcc, Writing,
 };
 use crate::memory_plan::MemoryPlan;
 use crate::trace::Tracer;
@@ -423,19 +423,42 @@ impl Vfs {
         Box::pin(self.with_descriptors(device, attempt)).await
     }
 
-    /// The open object behind a handle, and a change of it for a caller that has it to itself and
-    /// may give it `lengths`.
-    ///
-    /// # Errors
-    /// `ReadOnly`; `Stale` when it is gone; `Delegated`.
+    /// As [`Self::begin_checked`], for a change that takes the right to write the data.
     async fn begin_change(
         &self,
         caller: &Caller,
         object: &Object,
-        (what, lengths): (Changing, Lengths),
+        what: (Changing, Lengths),
     ) -> Result<(Arc<Inode>, Change), Status> {
+        let check = |file: Arc<Inode>, now: LiveAttributes| async move {
+            let timer = &mut self.timer(file.root(), CallKind::Other);
+            self.permit::<Writing>(caller, &file, &now, timer).await.map(drop)
+        };
+        self.begin_checked(caller, object, what, check).await
+    }
+
+    /// The open object behind a handle, and a change of it for a caller that has it to itself and
+    /// may give it `lengths`. One that would wait for the return of delegations is checked before:
+    /// their holders have nothing to return for a call that is refused.
+    ///
+    /// # Errors
+    /// `ReadOnly`; `Stale` when it is gone; `Delegated`; those of `check`.
+    async fn begin_checked<F>(
+        &self,
+        caller: &Caller,
+        object: &Object,
+        (what, lengths): (Changing, Lengths),
+        check: impl FnOnce(Arc<Inode>, LiveAttributes) -> F,
+    ) -> Result<(Arc<Inode>, Change), Status>
+    where
+        F: Future<Output = Result<(), Status>>,
+    {
         caller.may_change()?;
         let file = self.hold(object).await?;
+        if !file.admits(caller.client, what) {
+            let now = self.live_attributes(&file).await?;
+            Box::pin(check(Arc::clone(&file), now)).await?;
+        }
         self.wait_for_return(&file, caller, what).await?;
         file.close_write_batch();
         let guard = file.lock.exclusive().await;

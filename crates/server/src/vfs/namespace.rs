@@ -6,9 +6,9 @@
 //! attributes before to the attributes after.
 
 mod create;
+mod delegated;
 
 use std::ffi::{CStr, CString};
-use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -23,7 +23,9 @@ use super::{
 };
 use crate::export::ExportRoot;
 use crate::fs::{PATH_ONLY, proc_path};
-use crate::inode_cache::{Change, ExclusiveGuard, Inode, InodeKey, InodeLock, NameChange};
+use crate::inode_cache::{Change, ExclusiveGuard, Inode, InodeKey, InodeLock};
+
+use delegated::NameChanger;
 
 pub(crate) use create::{CreateMode, Created, NodeKind};
 
@@ -166,10 +168,10 @@ impl Vfs {
             Err(status) => return self.refuse_change(dir, status).await,
         };
         let flags = if is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-        let client = caller.client;
+        let by = NameChanger::of(caller);
         let job = move |directory: &Inode| {
             let victim = open_if_there(directory, &name)?;
-            let _change = begin_name_change(directory, victim.as_ref(), client)?;
+            let _change = by.begin_removal(directory, victim.as_ref(), is_directory)?;
             match rustix::fs::unlinkat(directory.fd(), &name, flags) {
                 Ok(()) => Ok(victim.and_then(|fd| last_link_gone(directory, &name, &fd))),
                 // POSIX permits EPERM for unlink() of a directory; Linux returns EISDIR, others
@@ -237,14 +239,12 @@ impl Vfs {
         names: Arc<Result<(CString, CString), Status>>,
     ) -> Result<((Wcc, Wcc), Result<Option<InodeKey>, Status>), Status> {
         let (from_guard, to_guard) = lock_both(&from.lock, &to.lock).await;
-        let client = caller.client;
+        let by = NameChanger::of(caller);
         let job = move || {
             let from_change = begin_directory(from_guard, &from)?;
             let to_change = to_guard.map(|guard| begin_directory(guard, &to)).transpose()?;
             let result = match &*names {
-                Ok((from_name, to_name)) => {
-                    rename_child((&from, from_name), (&to, to_name), client)
-                }
+                Ok((from_name, to_name)) => rename_child((&from, from_name), (&to, to_name), &by),
                 Err(status) => Err(*status),
             };
             let result = unless_descriptors_lack(result)?;
@@ -275,10 +275,10 @@ impl Vfs {
             Ok(_) if object.root().id != dir.root().id => Err(Status::CrossDevice),
             name => name,
         };
-        let (linked, client) = (Arc::clone(&file), caller.client);
+        let (linked, by) = (Arc::clone(&file), NameChanger::of(caller));
         let job = move |directory: &Inode| {
             let name = name.as_deref().map_err(|status| *status)?;
-            let _change = directory.begin_name_change_in(&linked.fd(), client)?;
+            let _change = by.begin_link(directory, &linked, name)?;
             // linkat() of a descriptor needs a privilege; the magic link does not, and the kernel
             // applies its rules for hard links to the caller.
             let follow = AtFlags::SYMLINK_FOLLOW;
@@ -521,33 +521,19 @@ fn open_linked(
 fn rename_child(
     (from, from_name): (&Inode, &CStr),
     (to, to_name): (&Inode, &CStr),
-    client: Option<NonZeroU64>,
+    by: &NameChanger,
 ) -> Result<Option<InodeKey>, Status> {
     let target = open_if_there(to, to_name)?;
-    let moved = open_if_there(from, from_name)?;
-    let _changes = (
-        begin_name_change(to, target.as_ref(), client)?,
-        begin_name_change(from, moved.as_ref(), client)?,
-    );
+    let moved = unless_descriptors_lack(open_entry(from, from_name))?;
+    let moved = moved.as_ref().map_err(|status| *status);
+    let _changes = by.begin_rename((from, moved), (to, target.as_ref()))?;
     rustix::fs::renameat(from.fd(), from_name, to.fd(), to_name)?;
     let replaced = target.and_then(|fd| last_link_gone(to, to_name, &fd));
-    if let Some(moved) = moved {
+    if let Ok(moved) = moved {
         let (before, after) = ((*from.handle(), from_name), (*to.handle(), to_name));
         to.root().note_renamed(before, after, moved.as_fd());
     }
     Ok(replaced)
-}
-
-/// Begins a change of the names of an object, if there is one.
-///
-/// # Errors
-/// `Delegated`.
-fn begin_name_change(
-    directory: &Inode,
-    object: Option<&OwnedFd>,
-    client: Option<NonZeroU64>,
-) -> Result<Option<NameChange>, Status> {
-    object.map(|object| directory.begin_name_change_in(object, client)).transpose()
 }
 
 /// A descriptor of the object that has a name, if there is one that can be opened.
@@ -555,8 +541,11 @@ fn begin_name_change(
 /// # Errors
 /// `NoDescriptor`.
 fn open_if_there(directory: &Inode, name: &CStr) -> Result<Option<OwnedFd>, Status> {
-    let opened = openat(directory.fd(), name, PATH_ONLY, Mode::empty()).map_err(Status::from);
-    Ok(unless_descriptors_lack(opened)?.ok())
+    Ok(unless_descriptors_lack(open_entry(directory, name))?.ok())
+}
+
+fn open_entry(directory: &Inode, name: &CStr) -> Result<OwnedFd, Status> {
+    Ok(openat(directory.fd(), name, PATH_ONLY, Mode::empty())?)
 }
 
 /// Attributes for a reply, which can do without; not that of an object that is gone.

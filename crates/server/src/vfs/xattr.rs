@@ -146,9 +146,13 @@ impl Vfs {
             Err(status) => return Answer::refused(status),
         };
         let what = (Changing::Attributes, Lengths::KEPT);
-        let (file, begun) = match self.begin_change(caller, object, what).await {
+        let check = |file: Arc<Inode>, _| async move {
+            let ask = move || Ok(io::check_access(file.fd(), Access::WRITE_OK)?);
+            self.in_metadata_lane(caller.identity.clone(), ask).await
+        };
+        let (file, begun) = match self.begin_checked(caller, object, what, check).await {
             Ok(begun) => begun,
-            Err(status) => return Answer::refused(status),
+            Err(status) => return self.refuse_change(object, status).await,
         };
         let (changed, failures) = (Arc::clone(&file), file.failures());
         let job = move || {

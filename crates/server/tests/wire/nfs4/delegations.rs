@@ -5,6 +5,7 @@ mod closed_for_writing;
 mod creations;
 mod local_leases;
 mod reclaims;
+mod refusals;
 mod retries;
 mod sequences;
 mod unknown;
@@ -463,31 +464,6 @@ fn a_holder_that_changes_a_file_through_another_export_returns_its_delegation() 
     assert_eq!(holder.session.call(&call).status, Err(Status::Delay));
     holder.obey(file, delegation);
     assert_eq!(holder.session.call(&call).status, Ok(()));
-}
-
-/// Nothing has to be returned for it.
-#[test]
-fn a_call_that_is_refused_recalls_no_delegation() {
-    let name = "name = \"/read-only\"\nread_only = true";
-    let read_only = format!("[[export]]\npath = \"$DIR/export\"\n{name}\nsquash = \"none\"");
-    let fixture = with_files(Fixture::with(&format!("{ALL_VERSIONS}\n{read_only}")));
-    set_mode(&fixture.exported("a"), 0o644);
-    let mut holder = Holder::new(&fixture, b"holder");
-    holder.delegated(b"a");
-    let mut reader = fixture.client();
-    let root = reader.mnt("/read-only");
-    let file = reader.find(root, "a");
-    for change in [client::mode(0o600), client::size(1)] {
-        assert_eq!(client::refusal(reader.setattr(file, change)), nfs3::Status::Rofs);
-    }
-    assert_eq!(client::refusal(reader.write(file, 0, b"new")), nfs3::Status::Rofs);
-    if is_root() {
-        let (client, root) = fixture.mounted();
-        let mut stranger = client.becoming(Ids::user(4321));
-        let file = stranger.find(root, "a");
-        assert_eq!(client::refusal(stranger.write(file, 0, b"new")), nfs3::Status::Acces);
-    }
-    assert_eq!(fixture.figure("nfs4_delegations_recalled"), 0);
 }
 
 #[test]
