@@ -1,8 +1,7 @@
 //! The holders of a pool's memory: how much each one has, and whose turn it is to get more.
 
-use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
-use std::hash::Hash;
+use std::collections::btree_map::{Entry, OccupiedEntry};
+use std::collections::{BTreeMap, VecDeque};
 
 use super::Waiter;
 use crate::engine::{ClientId, DeviceNumber, Holder};
@@ -28,11 +27,11 @@ enum Standing {
 pub(super) struct Holders {
     /// Bytes that one client may hold, and one device of several.
     share_bytes: usize,
-    /// One for each that holds a buffer or waits.
-    accounts: HashMap<Holder, Account>,
-    /// The bytes of all accounts of a client, and of a device.
-    clients: HashMap<ClientId, usize>,
-    devices: HashMap<DeviceNumber, usize>,
+    /// One for each that holds a buffer or waits, and that of [`Holder::OWN`], so that the first
+    /// buffer of a client allocates no node. Those of a client are neighbours.
+    accounts: BTreeMap<Holder, Account>,
+    /// The bytes of all accounts of a device, if it has any.
+    devices: Vec<(DeviceNumber, usize)>,
     has_several_devices: bool,
     /// The holders with waiters, the next to be served first.
     turns: VecDeque<Holder>,
@@ -56,9 +55,8 @@ impl Holders {
     pub(super) fn new(budget_bytes: usize) -> Self {
         Self {
             share_bytes: budget_bytes / PARTS * SHARE_PARTS,
-            accounts: HashMap::new(),
-            clients: HashMap::new(),
-            devices: HashMap::new(),
+            accounts: BTreeMap::from([(Holder::OWN, Account::default())]),
+            devices: Vec::new(),
             has_several_devices: false,
             turns: VecDeque::new(),
         }
@@ -91,8 +89,10 @@ impl Holders {
     /// Notes that a holder has `bytes` more.
     pub(super) fn charge(&mut self, holder: Holder, bytes: usize) {
         self.accounts.entry(holder).or_default().held_bytes += bytes;
-        *self.clients.entry(holder.client).or_default() += bytes;
-        *self.devices.entry(holder.device).or_default() += bytes;
+        match self.device(holder.device) {
+            Some(at) => self.devices[at].1 += bytes,
+            None => self.devices.push((holder.device, bytes)),
+        }
     }
 
     /// Notes that a holder has `bytes` less.
@@ -101,11 +101,12 @@ impl Holders {
             unreachable!("a holder of memory is known");
         };
         account.get_mut().held_bytes -= bytes;
-        if account.get().is_empty() {
-            account.remove();
+        forget_if_empty(account);
+        let at = self.device(holder.device).expect("its bytes were added");
+        self.devices[at].1 -= bytes;
+        if self.devices[at].1 == 0 {
+            self.devices.swap_remove(at);
         }
-        subtract(&mut self.clients, holder.client, bytes);
-        subtract(&mut self.devices, holder.device, bytes);
     }
 
     /// Appends a request to those of a holder.
@@ -131,6 +132,9 @@ impl Holders {
 
     /// The first result of `find` among the holders that wait, without those behind others.
     fn find_waiting<R>(&self, find: impl Fn(Holder, Standing) -> Option<R>) -> Option<R> {
+        if self.turns.is_empty() {
+            return None;
+        }
         let (mut clients, mut devices) = (Vec::new(), Vec::new());
         for &holder in &self.turns {
             if clients.contains(&holder.client) || devices.contains(&holder.device) {
@@ -170,9 +174,7 @@ impl Holders {
         if account.get().waiters.is_empty() {
             self.turns.retain(|other| *other != holder);
         }
-        if account.get().is_empty() {
-            account.remove();
-        }
+        forget_if_empty(account);
     }
 
     /// Requests that wait.
@@ -199,6 +201,21 @@ impl Holders {
         self.accounts.get(&holder).map_or(0, |account| account.held_bytes)
     }
 
+    fn held_by_client(&self, client: ClientId) -> usize {
+        let from_first = self.accounts.range(Holder::of(client)..);
+        let own = from_first.take_while(|(holder, _)| holder.client == client);
+        own.map(|(_, account)| account.held_bytes).sum()
+    }
+
+    fn held_by_device(&self, device: DeviceNumber) -> usize {
+        self.device(device).map_or(0, |at| self.devices[at].1)
+    }
+
+    /// The place of a device among those that have memory.
+    fn device(&self, device: DeviceNumber) -> Option<usize> {
+        self.devices.iter().position(|(number, _)| *number == device)
+    }
+
     fn first(&self, holder: Holder) -> Option<&Waiter> {
         self.accounts.get(&holder)?.waiters.front()
     }
@@ -211,12 +228,10 @@ impl Holders {
     /// budget. A single device may hold all.
     fn standing(&self, holder: Holder, bytes: usize) -> Standing {
         let fits = |held: usize, share: usize| held == 0 || held + bytes <= share;
-        let held = |of: Option<&usize>| of.copied().unwrap_or(0);
         let is_own = holder.client == Holder::OWN.client;
         let has_device = self.has_several_devices && holder.device != Holder::OWN.device;
-        let fits_client = is_own || fits(held(self.clients.get(&holder.client)), self.share_bytes);
-        let fits_device =
-            !has_device || fits(held(self.devices.get(&holder.device)), self.share_bytes);
+        let fits_client = is_own || fits(self.held_by_client(holder.client), self.share_bytes);
+        let fits_device = !has_device || fits(self.held_by_device(holder.device), self.share_bytes);
         let fits_both = is_own
             || !has_device
             || fits(self.held(holder), self.share_bytes / PARTS * SHARE_PARTS);
@@ -230,12 +245,8 @@ impl Holders {
     }
 }
 
-fn subtract<K: Eq + Hash>(held: &mut HashMap<K, usize>, key: K, bytes: usize) {
-    let Entry::Occupied(mut entry) = held.entry(key) else {
-        unreachable!("its bytes were added");
-    };
-    *entry.get_mut() -= bytes;
-    if *entry.get() == 0 {
-        entry.remove();
+fn forget_if_empty(account: OccupiedEntry<'_, Holder, Account>) {
+    if account.get().is_empty() && *account.key() != Holder::OWN {
+        account.remove();
     }
 }

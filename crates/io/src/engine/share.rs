@@ -73,8 +73,8 @@ impl Devices {
     }
 }
 
-/// The client that memory is for, and the device whose data it has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// The client that memory is for, and the device whose data it has. In the order of clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Holder {
     /// 0 for this process itself.
     pub client: ClientId,
