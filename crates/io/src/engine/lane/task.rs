@@ -14,13 +14,17 @@ use crate::engine::{ClientId, Task};
 pub(super) struct LaneTask {
     /// The lane that it was begun in.
     own: Arc<Shared>,
-    /// That of another device, within whose share it waits.
-    elsewhere: Mutex<Option<Arc<Shared>>>,
     client: ClientId,
     state: Mutex<State>,
 }
 
-enum State {
+struct State {
+    /// The lane of another device, within whose share it waits.
+    elsewhere: Option<Arc<Shared>>,
+    stage: Stage,
+}
+
+enum Stage {
     /// It is not being polled, and is in a queue.
     Queued(Task),
     /// It is to be queued when it is woken.
@@ -46,22 +50,30 @@ pub(super) enum Progress {
 /// that long, and so does waking a thread.
 const SPIN_MAX: Duration = Duration::from_micros(15);
 
+impl State {
+    fn replace(&mut self, stage: Stage) -> Stage {
+        std::mem::replace(&mut self.stage, stage)
+    }
+}
+
 impl LaneTask {
     pub(super) fn new(lane: &Arc<Shared>, client: ClientId, task: Task) -> Arc<Self> {
-        let (own, state) = (Arc::clone(lane), Mutex::new(State::Queued(task)));
-        Arc::new(Self { own, elsewhere: Mutex::default(), client, state })
+        let state = State { elsewhere: None, stage: Stage::Queued(task) };
+        Arc::new(Self { own: Arc::clone(lane), client, state: Mutex::new(state) })
     }
 
     pub(super) fn lane(&self) -> Arc<Shared> {
-        let elsewhere = self.elsewhere.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(elsewhere.as_ref().unwrap_or(&self.own))
+        Arc::clone(self.lock().elsewhere.as_ref().unwrap_or(&self.own))
     }
 
     /// Has it queued in the lane of the device within whose share it waits. What it holds there, a
     /// file's lock perhaps, must not wait for a thread of another device.
     pub(super) fn move_to(&self, within: Option<Lanes>) {
-        let lane = within.map(|lanes| lanes.of(self.own.purpose));
-        *self.elsewhere.lock().unwrap_or_else(PoisonError::into_inner) = lane;
+        self.lock().elsewhere = self.elsewhere(within);
+    }
+
+    fn elsewhere(&self, within: Option<Lanes>) -> Option<Arc<Shared>> {
+        within.map(|lanes| lanes.of(self.own.purpose))
     }
 
     pub(super) fn client(&self) -> ClientId {
@@ -70,13 +82,13 @@ impl LaneTask {
 
     /// Polls it. Only for the one that has it from the queue, or has made it.
     pub(super) fn poll(self: &Arc<Self>) -> Progress {
-        self.poll_and(State::Waits)
+        self.poll_and(Stage::Waits)
     }
 
-    /// Polls it; it is in the state that `waits` makes while it waits.
-    fn poll_and(self: &Arc<Self>, waits: impl FnOnce(Task) -> State) -> Progress {
-        let taken = std::mem::replace(&mut *self.lock(), State::Taken { woken: false });
-        let State::Queued(mut task) = taken else { unreachable!("it is in the queue once") };
+    /// Polls it; it is in the stage that `waits` makes while it waits.
+    fn poll_and(self: &Arc<Self>, waits: impl FnOnce(Task) -> Stage) -> Progress {
+        let taken = self.lock().replace(Stage::Taken { woken: false });
+        let Stage::Queued(mut task) = taken else { unreachable!("it is in the queue once") };
         let waker = Waker::from(Arc::clone(self));
         let mut context = Context::from_waker(&waker);
         let poll = || catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(&mut context)));
@@ -85,14 +97,13 @@ impl LaneTask {
             Ok(Poll::Pending) => {}
             Ok(Poll::Ready(())) | Err(_) => return Progress::Ended,
         }
-        // Before a waker may queue it.
-        self.move_to(within);
         let mut state = self.lock();
-        if matches!(*state, State::Taken { woken: true }) {
-            *state = State::Queued(task);
+        state.elsewhere = self.elsewhere(within);
+        if matches!(state.stage, Stage::Taken { woken: true }) {
+            state.stage = Stage::Queued(task);
             Progress::Woken
         } else {
-            *state = waits(task);
+            state.stage = waits(task);
             Progress::Waits
         }
     }
@@ -101,7 +112,7 @@ impl LaneTask {
     /// each time; then it goes on in its lane. Returns whether it has ended.
     pub(super) fn run_here(self: &Arc<Self>, patience: Duration) -> bool {
         loop {
-            match owing(|| self.poll_and(|task| State::WaitsHere(task, thread::current()))) {
+            match owing(|| self.poll_and(|task| Stage::WaitsHere(task, thread::current()))) {
                 Progress::Ended => return true,
                 Progress::Woken => {}
                 Progress::Waits => {
@@ -119,7 +130,7 @@ impl LaneTask {
     fn is_woken_within(&self, patience: Duration) -> bool {
         let began = Instant::now();
         loop {
-            if matches!(*self.lock(), State::Queued(_)) {
+            if matches!(self.lock().stage, Stage::Queued(_)) {
                 return true;
             }
             let waited = began.elapsed();
@@ -132,13 +143,13 @@ impl LaneTask {
             }
         }
         let mut state = self.lock();
-        match std::mem::replace(&mut *state, State::Taken { woken: false }) {
-            State::WaitsHere(task, _) => {
-                *state = State::Waits(task);
+        match state.replace(Stage::Taken { woken: false }) {
+            Stage::WaitsHere(task, _) => {
+                state.stage = Stage::Waits(task);
                 false
             }
             woken => {
-                *state = woken;
+                state.stage = woken;
                 true
             }
         }
@@ -151,24 +162,25 @@ impl LaneTask {
 
 impl Wake for LaneTask {
     fn wake(self: Arc<Self>) {
-        {
+        let lane = {
             let mut state = self.lock();
-            match std::mem::replace(&mut *state, State::Taken { woken: true }) {
-                State::Waits(task) => *state = State::Queued(task),
-                State::WaitsHere(task, thread) => {
-                    *state = State::Queued(task);
+            match state.replace(Stage::Taken { woken: true }) {
+                Stage::Waits(task) => state.stage = Stage::Queued(task),
+                Stage::WaitsHere(task, thread) => {
+                    state.stage = Stage::Queued(task);
                     drop(state);
                     thread.unpark();
                     return;
                 }
-                queued @ State::Queued(_) => {
-                    *state = queued;
+                queued @ Stage::Queued(_) => {
+                    state.stage = queued;
                     return;
                 }
-                State::Taken { .. } => return,
+                Stage::Taken { .. } => return,
             }
-        }
-        self.lane().push_task(self);
+            Arc::clone(state.elsewhere.as_ref().unwrap_or(&self.own))
+        };
+        lane.push_task(self);
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
