@@ -256,7 +256,7 @@ async fn take_calls(flow: &FlowHandle, intake: Arc<Intake>, mut receiver: Receiv
             }
         }
         let received = call.received;
-        let ((), waits_since) = intake.noting_waits(begin(call), None).await;
+        let ((), waits_since) = intake.noting_waits(pin!(begin(call)), None).await;
         if flow.quantum_is_over(received) {
             tokio::task::yield_now().await;
         }
@@ -289,8 +289,10 @@ impl Intake {
         waits_since: Option<Moment>,
     ) -> Next {
         let mut incoming = Incoming::new(self.peer.programs);
-        let taken = self.take_record(receiver, &mut incoming);
-        let (taken, waits_since) = self.noting_waits(taken, waits_since).await;
+        let (taken, waits_since) = {
+            let taken = pin!(self.take_record(receiver, &mut incoming));
+            self.noting_waits(taken, waits_since).await
+        };
         let Some((slot, record)) = taken else { return Next::End };
         if let Some(since) = waits_since
             && self.is_given_up(since, record.payload.is_some()).await
@@ -314,21 +316,19 @@ impl Intake {
     }
 
     /// The outcome of `work`, and since when something other than the peer was waited for: from
-    /// `waits_since`, or from the first such wait of `work`.
-    async fn noting_waits<T>(
+    /// `waits_since`, or from the first such wait of `work`, which stays where it is: it is large.
+    fn noting_waits<T>(
         &self,
-        work: impl Future<Output = T>,
+        mut work: Pin<&mut impl Future<Output = T>>,
         mut waits_since: Option<Moment>,
-    ) -> (T, Option<Moment>) {
-        let mut work = pin!(work);
-        poll_fn(|context| {
+    ) -> impl Future<Output = (T, Option<Moment>)> {
+        poll_fn(move |context| {
             let polled = work.as_mut().poll(context);
             if polled.is_pending() && !self.activity.waits_for_peer() {
                 waits_since.get_or_insert_with(Moment::now);
             }
             polled.map(|outcome| (outcome, waits_since))
         })
-        .await
     }
 
     /// Waits for a slot and for the limits of exports, and then for a record. `None` at the end of
