@@ -18,6 +18,13 @@
 //! that the last change leaves. The length shown is that of the changes that have ended: the one
 //! that the kernel shows may include data of a change at work, which no client has.
 //!
+//! The kernel's clock may go on in steps: of 1 to 10 ms before Linux 6.13, of one or two seconds on
+//! some file systems. Two changes within a step have one ctime, and a client that has read in
+//! between would never see the second. So a change that ends with a ctime which was shown before is
+//! shown with a later one, [`STEP`] after it, until the kernel's has passed that. Only this server
+//! knows it. Where another client than the one that made the change has seen the ctime, the kernel's
+//! is to be renewed once its clock has gone on ([`ChangeStamps::is_behind`]).
+//!
 //! A local process may change the inode meanwhile, and its change counts at once. What was read is
 //! its work where no change of this server explains it: a length that none of those at work leads
 //! to ([`Lengths`]), or a time at which none of their system calls can have stamped the inode
@@ -25,9 +32,10 @@
 
 use std::ops::Range;
 use std::sync::PoisonError;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::engine::ClientId;
 use crate::sync::{Mutex, MutexGuard};
 
 /// The longest time from the start of a system call until it stamps the inode, or from the end of
@@ -35,6 +43,10 @@ use crate::sync::{Mutex, MutexGuard};
 /// from an end until it is noted. A stamp at another time is taken for that of a local process. If
 /// it is not, clients read again what they have cached, and no reply is wrong.
 const STAMP_DELAY: Duration = Duration::from_millis(100);
+
+/// The time from a ctime that was shown to that of the next change, where the kernel has given both
+/// the same. There is room in it for the stamps between the changes of one turn.
+const STEP: Duration = Duration::from_micros(1);
 
 /// Seconds since 1970 and nanoseconds below 1,000,000,000.
 pub type StampTime = (i64, u32);
@@ -56,26 +68,25 @@ pub struct Stamp {
 }
 
 impl Stamp {
-    /// Whether a client that knows `earlier` sees by the order of the two what has changed since.
-    fn follows(&self, earlier: &Self) -> bool {
-        self == earlier || self.ctime > earlier.ctime
-    }
-
     /// The same with the first times after `earlier`. The mtime is one of these too: the kernel's
     /// may be that of a change that was at work meanwhile. A client that had it would take that
     /// change for one of attributes alone when it next sees another ctime, after a LINK of its own.
     fn right_after(self, earlier: &Self) -> Self {
-        let (seconds, nanoseconds) = earlier.ctime;
-        let ctime = match nanoseconds {
-            ..999_999_999 => (seconds, nanoseconds + 1),
-            999_999_999.. => (seconds.saturating_add(1), 0),
-        };
+        let ctime = after(earlier.ctime, 1);
         Self { mtime: ctime, ctime, ..self }
     }
 }
 
+/// The time so many nanoseconds, less than a second, after `earlier`.
+fn after((seconds, nanoseconds): StampTime, more: u32) -> StampTime {
+    match nanoseconds + more {
+        sum @ ..1_000_000_000 => (seconds, sum),
+        sum => (seconds.saturating_add(1), sum - 1_000_000_000),
+    }
+}
+
 /// The lengths in bytes that a change may give an inode, besides the one it has.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lengths {
     min: u64,
     max: u64,
@@ -164,7 +175,11 @@ impl ChangeClock {
 
 /// Which stamp of one inode others may see.
 #[derive(Debug, Default)]
-pub struct ChangeStamps(Mutex<State>);
+pub struct ChangeStamps {
+    state: Mutex<State>,
+    /// See [`Self::is_behind`].
+    is_behind: AtomicBool,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -177,6 +192,45 @@ struct State {
     shown: Option<Shown>,
     /// When the last change ended.
     ended: Option<Moment>,
+    /// The stamp that is shown in the place of the kernel's, of an earlier time.
+    raised: Option<Raised>,
+    /// Clients that have seen the present stamp.
+    seen_by: Seers,
+}
+
+/// The stamp of a change whose ctime the kernel had given to one before it.
+#[derive(Clone, Copy, Debug)]
+struct Raised {
+    stamp: Stamp,
+    /// The kernel's.
+    live: Stamp,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+enum Seers {
+    #[default]
+    None,
+    One(ClientId),
+    Many,
+}
+
+impl Seers {
+    fn and(self, client: ClientId) -> Self {
+        match self {
+            Self::None => Self::One(client),
+            Self::One(one) if one == client => self,
+            Self::One(_) | Self::Many => Self::Many,
+        }
+    }
+
+    /// Whether another client than this is among them.
+    fn has_other_than(self, client: ClientId) -> bool {
+        match self {
+            Self::None => false,
+            Self::One(one) => one != client,
+            Self::Many => true,
+        }
+    }
 }
 
 /// Lengths and times that the changes at work can give the inode.
@@ -209,11 +263,14 @@ struct Shown {
 
 impl ChangeStamps {
     /// Begins a change that excludes all others and may give the inode `lengths`. `before` is the
-    /// stamp from before it, read after `since` while the caller excluded the others.
-    pub fn begin_exclusive(&self, (before, since): (Stamp, Moment), lengths: Lengths) {
+    /// stamp from before it, read after `since` while the caller excluded the others. Returns it as
+    /// it is shown meanwhile.
+    pub fn begin_exclusive(&self, (before, since): (Stamp, Moment), lengths: Lengths) -> Stamp {
         let mut state = self.lock();
         debug_assert_eq!(state.at_work, 0, "two changes at once, one of them exclusive");
-        state.begin_one(Shown { stamp: before, live: before, since }, lengths);
+        let stamp = self.visible(&mut state, before);
+        state.begin_one(Shown { stamp, live: before, since }, lengths);
+        stamp
     }
 
     /// Begins a change that shares the inode with others begun by this method and may give it
@@ -235,7 +292,7 @@ impl ChangeStamps {
             Some(shown) if state.at_work > 0 => shown,
             _ => {
                 let (live, since) = stamp(&seen);
-                Shown { stamp: live, live, since }
+                Shown { stamp: self.visible(&mut state, live), live, since }
             }
         };
         state.begin_one(shown, lengths);
@@ -251,43 +308,40 @@ impl ChangeStamps {
         }
     }
 
-    /// The stamps before and after a change that is alone, all of which is done, and that began
-    /// with `before`. They differ from what the change itself saw if a local process's change was
-    /// shown meanwhile: the pair must not cover that. `look` reads the stamp and may block; `renew`
-    /// as in [`Self::end_shared`].
+    /// The stamps before and after a change of `client` that is alone, all of which is done; `None`
+    /// of the latter if `now`, the kernel's, could not be read. The former is not the one that the
+    /// change began with if a local process's change was shown meanwhile: the pair must not cover
+    /// that. `None` as the client: the change was refused, and has changed nothing.
     pub fn pair_exclusive(
         &self,
-        before: Stamp,
-        look: impl Fn() -> Option<Stamp>,
-        renew: impl FnOnce(),
+        client: Option<ClientId>,
+        now: Option<Stamp>,
     ) -> (Stamp, Option<Stamp>) {
-        let shown = self.lock().shown.expect("it was published when the change began").stamp;
-        let now = look();
-        if shown == before || now.is_none_or(|now| now.follows(&shown)) {
-            return (shown, now);
-        }
-        renew();
-        (shown, look().filter(|now| now.follows(&shown)))
+        let mut state = self.lock();
+        let shown = state.shown.expect("it was published when the change began");
+        let after = now.map(|now| match client {
+            Some(client) => self.settle(&mut state, &shown, now, client),
+            None => self.visible(&mut state, now),
+        });
+        (shown.stamp, after)
     }
 
-    /// Ends a change that shares the inode and has all its data in place, up to the offset `end`.
-    /// `look` reads the stamp, at once; `renew` has the kernel renew the ctime, which is needed
-    /// where its clock is so coarse, or was set back, that the stamp is not later than the one
-    /// shown. Returns the stamps before and after, or `None` where no pair would be true: `look`
-    /// failed, or the clock stands still.
+    /// Ends a change of `client` that shares the inode and has all its data in place, up to the
+    /// offset `end`. `look` reads the stamp, at once. Returns the stamps before and after, or
+    /// `None` if `look` failed.
     pub fn end_shared(
         &self,
         clock: &ChangeClock,
+        client: ClientId,
         end: u64,
-        look: impl Fn() -> Option<Stamp>,
-        renew: impl FnOnce(),
+        look: impl FnOnce() -> Option<Stamp>,
     ) -> Option<Pair> {
         // Under the lock: no other change may end between reading the stamp and publishing it.
         let mut state = self.lock();
         let mut shown = state.shown.expect("it was published when the change began");
         // Attributes that others read from here on may be later than those that are read here.
         let since = clock.next();
-        let mut now = look();
+        let now = look();
         let after = if state.at_work > 1 {
             let live = now.unwrap_or(shown.live);
             if live != shown.live && !state.explains(&shown.stamp, &live) {
@@ -300,14 +354,10 @@ impl ChangeStamps {
             state.shown = Some(Shown { stamp, live, since });
             now.map(|_| stamp)
         } else {
-            if now.is_some_and(|now| !now.follows(&shown.stamp)) {
-                renew();
-                now = look();
-            }
-            now
+            now.map(|now| self.settle(&mut state, &shown, now, client))
         };
         state.end_one(clock);
-        after.filter(|after| after.follows(&shown.stamp)).map(|after| (shown.stamp, after))
+        after.map(|after| (shown.stamp, after))
     }
 
     /// Ends a change that is alone, or one that shares the inode and has changed nothing.
@@ -315,14 +365,15 @@ impl ChangeStamps {
         self.lock().end_one(clock);
     }
 
-    /// The stamp for a reply, of one that was read after `since`: itself, unless it may be that of
-    /// a change that was at work when it was read.
-    pub fn seen(&self, read: Stamp, since: Moment) -> Stamp {
+    /// The stamp for a reply to `client`, of one that was read after `since`: itself, unless it may
+    /// be that of a change that was at work when it was read, or has the time of one before it.
+    pub fn seen(&self, read: Stamp, since: Moment, client: ClientId) -> Stamp {
         let mut state = self.lock();
+        state.seen_by = state.seen_by.and(client);
         let has_ended = state.ended.is_some_and(|ended| ended >= since);
         let shown = match state.shown {
             Some(shown) if state.at_work > 0 || has_ended => shown,
-            _ => return read,
+            _ => return self.visible(&mut state, read),
         };
         let is_newer = shown.since > since || read.ctime < shown.live.ctime;
         if is_newer || read == shown.live || state.explains(&shown.stamp, &read) {
@@ -335,8 +386,56 @@ impl ChangeStamps {
         stamp
     }
 
+    /// Whether the kernel's ctime was shown to a client before the last change, which left it as it
+    /// was. Until it is renewed, only this server distinguishes the two.
+    pub fn is_behind(&self) -> bool {
+        self.is_behind.load(Ordering::Relaxed)
+    }
+
+    /// The stamp after a change of `client`, all of which is done. `now` is the kernel's.
+    fn settle(&self, state: &mut State, shown: &Shown, now: Stamp, client: ClientId) -> Stamp {
+        let seen_by = std::mem::replace(&mut state.seen_by, Seers::One(client));
+        if now.ctime > shown.stamp.ctime {
+            state.raised = None;
+            self.is_behind.store(false, Ordering::Relaxed);
+            return now;
+        }
+        if seen_by.has_other_than(client) {
+            self.is_behind.store(true, Ordering::Relaxed);
+        }
+        let ctime = after(shown.stamp.ctime, STEP.subsec_nanos());
+        let is_of_data = state.own.as_ref().is_some_and(|own| own.lengths != Lengths::KEPT);
+        let mtime = if is_of_data && now.mtime == now.ctime {
+            ctime
+        } else if now.mtime == shown.live.mtime {
+            shown.stamp.mtime
+        } else {
+            now.mtime
+        };
+        let stamp = Stamp { size: now.size, mtime, ctime };
+        state.raised = Some(Raised { stamp, live: now });
+        stamp
+    }
+
+    /// The stamp to be shown for `live`, the kernel's, while no change is at work.
+    fn visible(&self, state: &mut State, live: Stamp) -> Stamp {
+        let Some(raised) = &mut state.raised else { return live };
+        if live.ctime != raised.live.ctime {
+            self.is_behind.store(false, Ordering::Relaxed);
+            if live.ctime > raised.stamp.ctime {
+                state.raised = None;
+                return live;
+            }
+            // A local process's change, after the clock was set back.
+            *raised = Raised { stamp: live.right_after(&raised.stamp), live };
+        }
+        let is_kept = live.mtime == raised.live.mtime;
+        let mtime = if is_kept { raised.stamp.mtime } else { live.mtime };
+        Stamp { size: live.size, mtime, ctime: raised.stamp.ctime }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -13,8 +13,10 @@ use crate::sync::checker::check;
 
 /// Each writer has one block.
 const WRITERS: usize = 3;
+/// Of all changes.
+const CLIENT: ClientId = 1;
 /// Nanoseconds between two readings of the kernel's clock.
-const TICK: u32 = 1000;
+const TICK: u32 = 1_000_000;
 /// The first of the lengths that no WRITE leads to.
 const LOCAL_LEN: u64 = 100;
 
@@ -36,6 +38,8 @@ enum Fault {
     LengthOfOthers,
     /// A WRITE that shares the inode reads the attributes before its end begins.
     LookBeforeEnd,
+    /// A WRITE is shown with the time that one before it has.
+    StepShown,
 }
 
 /// A kernel's inode.
@@ -47,6 +51,8 @@ struct Kernel {
 }
 
 struct Server {
+    /// All WRITEs are within one step of the kernel's clock.
+    is_one_step: bool,
     kernel: Mutex<Kernel>,
     order: RwLock<()>,
     stamps: ChangeStamps,
@@ -68,9 +74,10 @@ struct Cache {
 }
 
 impl Server {
-    fn new(fault: Fault) -> Self {
+    fn new(fault: Fault, is_one_step: bool) -> Self {
         let stamp = Stamp { size: 0, mtime: (1, 0), ctime: (1, 0) };
         Self {
+            is_one_step,
             kernel: Mutex::new(Kernel { ticks: 0, stamp, data: [0; WRITERS] }),
             order: RwLock::new(()),
             stamps: ChangeStamps::default(),
@@ -87,7 +94,7 @@ impl Server {
     fn kernel_write(&self, block: usize, value: u32) {
         {
             let mut kernel = self.kernel();
-            kernel.ticks += 1;
+            kernel.ticks += u32::from(!self.is_one_step);
             let now = (1, kernel.ticks * TICK);
             (kernel.stamp.mtime, kernel.stamp.ctime) = (now, now);
         }
@@ -127,12 +134,12 @@ impl Server {
         let since = self.clock.now();
         if self.fault == Fault::SeenFirst {
             let nothing = Stamp { size: u64::MAX, mtime: (0, 0), ctime: (0, 0) };
-            let shown = self.stamps.seen(nothing, since);
+            let shown = self.stamps.seen(nothing, since, CLIENT);
             let read = self.live();
             return if shown == nothing { read } else { shown };
         }
         let read = self.live();
-        self.stamps.seen(read, since)
+        self.stamps.seen(read, since, CLIENT)
     }
 
     /// READ.
@@ -150,8 +157,9 @@ impl Server {
             self.stamps.begin_exclusive((before, since), self.lengths());
             self.note_call();
             self.kernel_write(block, value);
-            let renew = || panic!("the clock goes on");
-            let (before, after) = self.stamps.pair_exclusive(before, || Some(self.live()), renew);
+            let now = Some(self.live());
+            let client = (self.fault != Fault::StepShown).then_some(CLIENT);
+            let (before, after) = self.stamps.pair_exclusive(client, now);
             self.stamps.end(&self.clock);
             return after.map(|after| (before, after));
         }
@@ -166,11 +174,10 @@ impl Server {
         let (_, begun) = self.stamps.begin_shared(self.lengths(), look, stamp).unwrap();
         self.note_call();
         self.kernel_write(block, value);
-        let renew = || panic!("the clock goes on");
         let end = if self.fault == Fault::LengthOfOthers { u64::MAX } else { end_of(block) };
         let early = (self.fault == Fault::LookBeforeEnd).then(|| self.live());
         let look = || early.or_else(|| Some(self.live()));
-        let pair = self.stamps.end_shared(&self.clock, end, look, renew);
+        let pair = self.stamps.end_shared(&self.clock, CLIENT, end, look);
         match (self.fault, pair) {
             (Fault::PairFromBeginning, Some((_, after))) => Some((begun, after)),
             _ => pair,
@@ -202,8 +209,8 @@ impl Cache {
 
 /// Writers that cache, one that reads only, and a local process. Each WRITE is alone or shared, as
 /// its turn has it.
-fn clients_end_without_stale_data(fault: Fault, shared: [bool; WRITERS]) {
-    let server = Arc::new(Server::new(fault));
+fn clients_end_without_stale_data(fault: Fault, shared: [bool; WRITERS], is_one_step: bool) {
+    let server = Arc::new(Server::new(fault, is_one_step));
     let writers = (0..WRITERS).map(|block| {
         let server = Arc::clone(&server);
         thread::spawn(move || {
@@ -222,8 +229,8 @@ fn clients_end_without_stale_data(fault: Fault, shared: [bool; WRITERS]) {
     let local = {
         let server = Arc::clone(&server);
         thread::spawn(move || {
-            if fault == Fault::LengthOfOthers {
-                // A length beyond all WRITEs would hide the fault.
+            if matches!(fault, Fault::LengthOfOthers | Fault::StepShown) {
+                // A length beyond all WRITEs, or a time, would hide the fault.
                 return Vec::new();
             }
             for len in LOCAL_LEN..LOCAL_LEN + 3 {
@@ -237,16 +244,21 @@ fn clients_end_without_stale_data(fault: Fault, shared: [bool; WRITERS]) {
     let caches: Vec<Cache> =
         threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
     let last = *server.kernel();
-    assert_eq!(server.attributes(), last.stamp, "nothing is hidden for good");
+    let shown = server.attributes();
+    let is_raised = is_one_step && shown.ctime > last.stamp.ctime;
+    let is_last = shown == last.stamp || is_raised && shown.size == last.stamp.size;
+    assert!(is_last, "{shown:?} hides {:?} for good", last.stamp);
     for Cache { known, data } in caches {
-        assert!(known != last.stamp || data == last.data, "{data:?} under the last stamp");
+        assert!(known != shown || data == last.data, "{data:?} under the last stamp");
     }
 }
 
 #[test]
 fn no_interleaving_leaves_a_client_with_stale_data() {
     for shared in [[true, true, true], [true, true, false], [false, false, false]] {
-        check(500, move || clients_end_without_stale_data(Fault::None, shared));
+        for is_one_step in [false, true] {
+            check(500, move || clients_end_without_stale_data(Fault::None, shared, is_one_step));
+        }
     }
 }
 
@@ -260,9 +272,11 @@ fn each_fault_has_an_interleaving_that_shows_it() {
         (Fault::LocalHidden, true),
         (Fault::LengthOfOthers, true),
         (Fault::LookBeforeEnd, true),
+        (Fault::StepShown, false),
     ] {
-        let search =
-            || check(2_000, move || clients_end_without_stale_data(fault, [shared; WRITERS]));
+        let is_one_step = fault == Fault::StepShown;
+        let run = move || clients_end_without_stale_data(fault, [shared; WRITERS], is_one_step);
+        let search = || check(2_000, run);
         assert!(catch_unwind(search).is_err(), "{fault:?} is not found");
     }
 }

@@ -2,7 +2,10 @@ use std::cell::Cell;
 
 use super::*;
 
-const TICK: u32 = 1000;
+const TICK: u32 = 100_000;
+/// The client of the changes, and another one.
+const CLIENT: ClientId = 1;
+const OTHER: ClientId = 2;
 
 fn stamp(tick: u32) -> Stamp {
     Stamp { size: u64::from(tick), mtime: (5, tick * TICK), ctime: (5, tick * TICK) }
@@ -11,7 +14,7 @@ fn stamp(tick: u32) -> Stamp {
 /// The stamp that other calls see when the kernel shows that of `tick`.
 fn seen(stamps: &ChangeStamps, clock: &ChangeClock, tick: u32) -> Stamp {
     let since = clock.now();
-    stamps.seen(stamp(tick), since)
+    stamps.seen(stamp(tick), since, CLIENT)
 }
 
 fn begin_shared(stamps: &ChangeStamps, tick: u32) -> Stamp {
@@ -38,16 +41,18 @@ fn a_change_alone_shows_the_stamp_before_it_until_it_ends() {
     assert_eq!(seen(&stamps, &clock, 2), stamp(1));
     let during = clock.now();
     stamps.end(&clock);
-    assert_eq!(stamps.seen(stamp(2), during), stamp(1), "it was at work when the stamp was read");
+    assert_eq!(
+        stamps.seen(stamp(2), during, CLIENT),
+        stamp(1),
+        "it was at work when the stamp was read"
+    );
     assert_eq!(seen(&stamps, &clock, 2), stamp(2));
 }
 
 #[test]
 fn sharers_take_effect_one_after_the_other_at_their_ends() {
     let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
-    let end = |tick: u32| {
-        stamps.end_shared(&clock, tick.into(), || Some(stamp(tick)), || panic!("time goes on"))
-    };
+    let end = |tick: u32| stamps.end_shared(&clock, CLIENT, tick.into(), || Some(stamp(tick)));
     for _ in 0..3 {
         assert_eq!(begin_shared(&stamps, 1), stamp(1));
     }
@@ -70,7 +75,7 @@ fn sharers_take_effect_one_after_the_other_at_their_ends() {
 fn a_sharer_shows_no_length_of_those_at_work() {
     let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
     let end = |end, tick| {
-        let ended = stamps.end_shared(&clock, end, || Some(stamp(tick)), || panic!("time goes on"));
+        let ended = stamps.end_shared(&clock, CLIENT, end, || Some(stamp(tick)));
         ended.unwrap().1
     };
     for _ in 0..4 {
@@ -84,20 +89,111 @@ fn a_sharer_shows_no_length_of_those_at_work() {
     assert_eq!(end(5, 9), stamp(9));
 }
 
+/// A step of the kernel's clock covers the ticks that begin with it.
+fn in_step(tick: u32, size: u64) -> Stamp {
+    Stamp { size, ..stamp(tick) }
+}
+
+/// A stamp so many changes behind one that was shown.
+fn raised(from: Stamp, changes: u32, size: u64) -> Stamp {
+    let ctime = after(from.ctime, changes * STEP.subsec_nanos());
+    Stamp { size, mtime: ctime, ctime }
+}
+
 #[test]
-fn an_equal_stamp_is_renewed_or_makes_no_pair() {
+fn changes_within_a_step_of_the_clock_have_times_of_their_own() {
     let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
-    let later = Stamp { size: 9, ..stamp(1) };
-    for renewed in [stamp(2), later] {
+    let change = |now: Stamp, lengths| {
+        let before = stamps.begin_exclusive(taken(&in_step(1, 0)), lengths);
+        let pair = stamps.pair_exclusive(Some(CLIENT), Some(now));
+        stamps.end(&clock);
+        assert_eq!(pair.0, before);
+        (before, pair.1.unwrap())
+    };
+    let see = |live| stamps.seen(live, clock.now(), CLIENT);
+    let first = in_step(1, 0);
+    assert_eq!(see(first), first);
+    assert_eq!(change(in_step(1, 7), Lengths::ANY), (first, raised(first, 1, 7)));
+    assert_eq!(see(in_step(1, 7)), raised(first, 1, 7));
+    assert_eq!(change(in_step(1, 7), Lengths::ANY).1, raised(first, 2, 7));
+    // A change of attributes alone leaves the mtime that was shown, or that it sets.
+    let (_, mode) = change(in_step(1, 7), Lengths::KEPT);
+    assert_eq!(mode, Stamp { mtime: raised(first, 2, 7).mtime, ..raised(first, 3, 7) });
+    let set = Stamp { mtime: (1, 0), ..in_step(1, 7) };
+    assert_eq!(change(set, Lengths::set_to(7)).1, Stamp { mtime: (1, 0), ..raised(first, 4, 7) });
+    assert_eq!(see(set), Stamp { mtime: (1, 0), ..raised(first, 4, 7) });
+    // The kernel's clock goes on.
+    assert_eq!(change(in_step(2, 8), Lengths::ANY).1, in_step(2, 8));
+    assert_eq!(see(in_step(2, 8)), in_step(2, 8));
+    assert!(!stamps.is_behind(), "no other client has seen one");
+}
+
+#[test]
+fn a_refused_change_leaves_the_stamp() {
+    let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
+    let refuse = || {
+        let before = stamps.begin_exclusive(taken(&stamp(1)), Lengths::ANY);
+        let pair = stamps.pair_exclusive(None, Some(stamp(1)));
+        stamps.end(&clock);
+        assert_eq!(pair, (before, Some(before)));
+        before
+    };
+    assert_eq!(refuse(), stamp(1));
+    stamps.begin_exclusive(taken(&stamp(1)), Lengths::ANY);
+    stamps.pair_exclusive(Some(CLIENT), Some(stamp(1)));
+    stamps.end(&clock);
+    assert_eq!(refuse(), raised(stamp(1), 1, 1));
+}
+
+#[test]
+fn a_ctime_that_another_client_has_seen_is_to_be_renewed() {
+    let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
+    let change = |client, ticks: [u32; 2]| {
+        let [before, now] = ticks.map(stamp);
+        stamps.begin_exclusive(taken(&before), Lengths::ANY);
+        let after = stamps.pair_exclusive(client, Some(now)).1.unwrap();
+        stamps.end(&clock);
+        after
+    };
+    stamps.seen(stamp(1), clock.now(), OTHER);
+    change(Some(CLIENT), [1, 1]);
+    assert!(stamps.is_behind());
+    // A renewal within the same step.
+    assert_eq!(change(None, [1, 1]), raised(stamp(1), 1, 1));
+    assert!(stamps.is_behind());
+    assert_eq!(change(None, [1, 2]), stamp(2));
+    assert!(!stamps.is_behind());
+    // A clock that was set back.
+    stamps.seen(stamp(2), clock.now(), OTHER);
+    let shown = change(Some(CLIENT), [2, 0]);
+    assert!(stamps.is_behind());
+    assert_eq!(shown.ctime, after(stamp(2).ctime, STEP.subsec_nanos()));
+}
+
+#[test]
+fn a_local_change_after_the_clock_was_set_back_is_shown() {
+    let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
+    stamps.begin_exclusive(taken(&stamp(5)), Lengths::ANY);
+    let own = stamps.pair_exclusive(Some(CLIENT), Some(stamp(5))).1.unwrap();
+    stamps.end(&clock);
+    let local = Stamp { size: 9, ..stamp(3) };
+    let shown = stamps.seen(local, clock.now(), OTHER);
+    assert_eq!(shown, local.right_after(&own));
+    assert_eq!(stamps.seen(local, clock.now(), OTHER), shown);
+}
+
+#[test]
+fn the_last_sharer_within_a_step_of_the_clock_has_a_time_of_its_own() {
+    let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
+    for _ in 0..2 {
         begin_shared(&stamps, 1);
-        let now = Cell::new(later);
-        let pair = stamps.end_shared(&clock, 0, || Some(now.get()), || now.set(renewed));
-        assert_eq!(pair, (renewed == stamp(2)).then_some((stamp(1), renewed)));
     }
-    begin_shared(&stamps, 1);
-    let unchanged =
-        stamps.end_shared(&clock, 0, || Some(stamp(1)), || panic!("nothing has changed"));
-    assert_eq!(unchanged, Some((stamp(1), stamp(1))));
+    let end = || stamps.end_shared(&clock, CLIENT, 0, || Some(stamp(1))).unwrap();
+    let (_, first) = end();
+    let (before, last) = end();
+    assert_eq!(before, first);
+    assert!(last.ctime > first.ctime);
+    assert_eq!(begin_shared(&stamps, 1), last);
 }
 
 #[test]
@@ -107,9 +203,9 @@ fn a_failed_stat_begins_no_change_and_makes_no_pair() {
     assert_eq!(seen(&stamps, &clock, 3), stamp(3));
     begin_shared(&stamps, 3);
     begin_shared(&stamps, 3);
-    assert_eq!(stamps.end_shared(&clock, 0, || None, || ()), None);
+    assert_eq!(stamps.end_shared(&clock, CLIENT, 0, || None), None);
     assert!(seen(&stamps, &clock, 4).ctime > stamp(3).ctime, "a change all the same");
-    assert_eq!(stamps.end_shared(&clock, 0, || None, || ()), None);
+    assert_eq!(stamps.end_shared(&clock, CLIENT, 0, || None), None);
     assert_eq!(seen(&stamps, &clock, 4), stamp(4));
 }
 
@@ -117,9 +213,9 @@ fn a_failed_stat_begins_no_change_and_makes_no_pair() {
 /// began at tick 1.
 fn seen_of_local(stamps: &ChangeStamps, clock: &ChangeClock, local: Stamp) -> Stamp {
     let since = clock.now();
-    let shown = stamps.seen(local, since);
+    let shown = stamps.seen(local, since, CLIENT);
     assert_eq!(shown, Stamp { mtime: (5, TICK + 1), ctime: (5, TICK + 1), ..local });
-    assert_eq!(stamps.seen(local, since), shown, "until something changes");
+    assert_eq!(stamps.seen(local, since, CLIENT), shown, "until something changes");
     assert_eq!(seen(stamps, clock, 1), shown, "what was read before it");
     shown
 }
@@ -131,7 +227,7 @@ fn a_local_length_is_shown_during_a_change() {
         begin_exclusive(&stamps, 1, lengths);
         assert_eq!(seen(&stamps, &clock, 1), stamp(1));
         let shown = seen_of_local(&stamps, &clock, Stamp { size: 0, ..stamp(2) });
-        let pair = stamps.pair_exclusive(stamp(1), || Some(stamp(3)), || panic!("time goes on"));
+        let pair = stamps.pair_exclusive(Some(CLIENT), Some(stamp(3)));
         assert_eq!(pair, (shown, Some(stamp(3))), "not the local change");
         stamps.end(&clock);
     }
@@ -139,7 +235,7 @@ fn a_local_length_is_shown_during_a_change() {
     begin_shared(&stamps, 1);
     let late = Stamp { ctime: (9, 0), ..stamp(1) };
     let shown = seen_of_local(&stamps, &clock, late);
-    let end = || stamps.end_shared(&clock, 0, || Some(late), || panic!("time goes on")).unwrap();
+    let end = || stamps.end_shared(&clock, CLIENT, 0, || Some(late)).unwrap();
     let (before, after) = end();
     assert_eq!((before, after.ctime), (shown, (5, TICK + 2)));
     assert_eq!(end(), (after, late));
@@ -154,7 +250,7 @@ fn a_local_change_is_distinguished_by_its_time() {
     begin_exclusive(&stamps, 1, Lengths::up_to(9));
     let delay = u32::try_from(STAMP_DELAY.as_nanos()).unwrap();
     let own = Stamp { ctime: (5, TICK + delay), ..stamp(1) };
-    assert_eq!(stamps.seen(own, clock.now()), stamp(1), "the change's own stamp");
+    assert_eq!(stamps.seen(own, clock.now(), CLIENT), stamp(1), "the change's own stamp");
     seen_of_local(&stamps, &clock, Stamp { ctime: (5, TICK + delay + 1), ..stamp(1) });
     stamps.end(&clock);
 }
@@ -169,14 +265,14 @@ fn a_stamp_at_the_end_of_a_call_is_that_of_one_that_waited() {
     stamps.note_call(|| (7, 0));
     // The end is noted a moment after it.
     let early = Stamp { ctime: (6, 950_000_000), ..stamp(1) };
-    assert_eq!(stamps.seen(early, clock.now()), stamp(1));
-    let (before, after) = stamps.end_shared(&clock, 0, || Some(at(7, 1)), || ()).unwrap();
+    assert_eq!(stamps.seen(early, clock.now(), CLIENT), stamp(1));
+    let (before, after) = stamps.end_shared(&clock, CLIENT, 0, || Some(at(7, 1))).unwrap();
     assert_eq!((before, after.ctime), (stamp(1), (5, TICK + 1)), "no local change between them");
     stamps.note_call(|| (9, 0));
     let during = Stamp { mtime: (5, TICK + 2), ctime: (5, TICK + 2), ..at(8, 1) };
-    assert_eq!(stamps.seen(at(8, 1), clock.now()), during, "by no call of the server");
+    assert_eq!(stamps.seen(at(8, 1), clock.now(), CLIENT), during, "by no call of the server");
     stamps.end(&clock);
-    let (before, after) = stamps.end_shared(&clock, 0, || Some(at(9, 1)), || ()).unwrap();
+    let (before, after) = stamps.end_shared(&clock, CLIENT, 0, || Some(at(9, 1))).unwrap();
     assert_eq!((before, after), (during, at(9, 1)));
 }
 
@@ -194,9 +290,9 @@ fn an_end_hides_no_local_change_from_after_its_look() {
             since[1].set(clock.now());
             looked
         };
-        stamps.end_shared(&clock, 0, look, || panic!("time goes on"));
+        stamps.end_shared(&clock, CLIENT, 0, look);
         let local = Stamp { size: 0, ..stamp(2) };
-        let [before, after] = since.map(|since| stamps.seen(local, since.get()).size);
+        let [before, after] = since.map(|since| stamps.seen(local, since.get(), CLIENT).size);
         assert_eq!(before, u64::from(looked.is_some()), "the look may be the later one");
         assert_eq!(after, 0);
         assert_eq!(seen(&stamps, &clock, 1).size, 0, "what was read before it");
@@ -236,23 +332,21 @@ fn a_local_change_at_the_end_of_a_change_is_shown() {
     stamps.end(&clock);
     let local = Stamp { size: 0, ..stamp(2) };
     let shown = Stamp { mtime: (5, TICK + 1), ctime: (5, TICK + 1), ..local };
-    assert_eq!(stamps.seen(local, since), shown);
-    assert_eq!(stamps.seen(stamp(3), since), stamp(1), "the change's own");
+    assert_eq!(stamps.seen(local, since, CLIENT), shown);
+    assert_eq!(stamps.seen(stamp(3), since, CLIENT), stamp(1), "the change's own");
     assert_eq!(seen(&stamps, &clock, 0), stamp(0), "read after it");
 }
 
 #[test]
-fn a_pair_over_a_local_change_is_renewed_or_has_no_end() {
+fn a_pair_over_a_local_change_begins_after_it() {
     let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
     let still = Stamp { size: 0, ..stamp(1) };
-    for renewed in [Some(stamp(2)), Some(still), None] {
-        begin_exclusive(&stamps, 1, Lengths::up_to(3));
-        let shown = seen_of_local(&stamps, &clock, still);
-        let now = Cell::new(Some(still));
-        let pair = stamps.pair_exclusive(stamp(1), || now.get(), || now.set(renewed));
-        assert_eq!(pair, (shown, renewed.filter(|now| *now == stamp(2))));
-        stamps.end(&clock);
-    }
+    begin_exclusive(&stamps, 1, Lengths::up_to(3));
+    let shown = seen_of_local(&stamps, &clock, still);
+    let (before, after) = stamps.pair_exclusive(Some(CLIENT), Some(still));
+    assert_eq!(before, shown);
+    assert!(after.unwrap().ctime > shown.ctime);
+    stamps.end(&clock);
 }
 
 #[test]

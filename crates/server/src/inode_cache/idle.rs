@@ -1,5 +1,6 @@
 //! Giving up objects that were not used for a while, and the descriptors for writing of files that
-//! were not written for a while.
+//! were not written for a while. Also the renewal of ctimes that the kernel has given to two changes
+//! ([`io::ChangeStamps`]).
 //!
 //! The tick advances the clock and lists what is idle. It calls nothing that can wait for a disk,
 //! so no disk stops it. Flushes and closes run in tasks of their own, one per device at a time: a
@@ -10,12 +11,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use io::{Engine, Share};
+use io::{Engine, Identity, Lengths, Share};
+use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_OMIT, utimensat};
 
 use super::busy_devices::{Claim, Device};
 use super::permitted::WRITER_FLAGS;
 use super::table::{is_unused, lock};
-use super::{Inode, InodeCache, InodeKey};
+use super::{Change, Inode, InodeCache, InodeKey};
+use crate::fs::{Timestamp, proc_path};
 
 /// Ticks after which an unused object that can be written is given up, and after which one that is
 /// used otherwise is closed for writing. A tick is a second.
@@ -37,6 +40,8 @@ struct Listed {
     /// Files that are used, and open for writing without being written, or were closed for writing
     /// and have descriptors of that time.
     unwritten: Vec<InodeKey>,
+    /// Objects whose ctime is to be renewed.
+    behind: Vec<InodeKey>,
 }
 
 impl InodeCache {
@@ -50,6 +55,9 @@ impl InodeCache {
         let mut idle: HashMap<Device, Listed> = HashMap::new();
         for shard in &self.shards {
             for file in lock(shard).files.values() {
+                if file.lock.is_behind() {
+                    idle.entry(file.root.device()).or_default().behind.push(file.key());
+                }
                 let mut is_unwritten = false;
                 if let Ok(data) = file.file() {
                     data.state.read_ahead.trim(Instant::now());
@@ -97,7 +105,14 @@ impl InodeCache {
         engine: &Engine,
         is_held_for_writing: impl Fn(&Inode) -> bool + Clone + Send + 'static,
     ) {
-        let Listed { unused, unwritten } = listed;
+        let Listed { unused, unwritten, behind } = listed;
+        for key in &behind {
+            let file = self.shard(key).files.get(key).cloned();
+            if let Some(file) = file {
+                // Without a thread's identity it stays as it is until the next tick.
+                drop(engine.metadata(Identity::Server, move || file.renew_ctime()).await);
+            }
+        }
         self.close_idle(&unused, engine).await;
         for key in &unused {
             let file = self.shard(key).files.get(key).cloned();
@@ -164,6 +179,25 @@ impl Inode {
         if !is_done {
             self.put_off_closing();
         }
+    }
+
+    /// Has the kernel renew the ctime, by setting the atime that the object has. Waits for no change
+    /// at work, which may renew it as well. A server without privileges may do it for its own user's
+    /// objects alone.
+    fn renew_ctime(&self) {
+        let Some(guard) = self.lock.try_exclusive() else { return };
+        let Ok(before) = self.live_attributes() else { return };
+        let change = Change::begin(guard, before, Lengths::KEPT);
+        change.system_calls().note();
+        let Timestamp { seconds, nanoseconds } = before.atime;
+        let times = Timestamps {
+            last_access: Timespec { tv_sec: seconds, tv_nsec: nanoseconds.into() },
+            last_modification: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+        };
+        if let Err(error) = utimensat(CWD, proc_path(self.fd()), &times, AtFlags::empty()) {
+            tracing::debug!(%error, fileid = before.fileid, "cannot renew a ctime");
+        }
+        change.end_refused(self.live_attributes().ok());
     }
 
     /// Has it stay open for writing as if it had been written just now.
@@ -267,6 +301,30 @@ mod tests {
         flushes.remove(0).await.unwrap();
         assert!(files.find(&slow.file).is_none());
         assert!(files.find(&slow.directory).is_none());
+    }
+
+    #[tokio::test]
+    async fn ctime_of_two_changes_is_renewed_at_the_next_tick() {
+        let (files, engine) = (InodeCache::new(1000), engine(1));
+        let export = TestExport::in_directory(&files, 1, &std::env::temp_dir());
+        let file = files.find(&export.file).unwrap();
+        let live = file.live_attributes().unwrap();
+        {
+            let _another = Share::new(&engine.device(export.device()), 7).enter();
+            file.lock.attributes(live);
+        }
+        // Without a system call it leaves the kernel's ctime, as one in the same step of the clock.
+        let change = Change::begin(file.lock.try_exclusive().unwrap(), live, Lengths::ANY);
+        let shown = change.end(file.fd()).after.unwrap();
+        assert!(shown.ctime > live.ctime && file.lock.is_behind());
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        for idle in files.tick() {
+            files.give_up(idle, &engine, |_| false).await;
+        }
+        let renewed = file.live_attributes().unwrap();
+        assert!(renewed.ctime > shown.ctime && !file.lock.is_behind());
+        assert_eq!((renewed.mtime, renewed.atime), (live.mtime, live.atime));
+        assert_eq!(file.attributes().unwrap().ctime, renewed.ctime);
     }
 
     #[tokio::test]

@@ -16,15 +16,13 @@
 //! take. A WRITE at work then may claim that ctime. No client loses by it: what it has cached of
 //! the data is right, and the link count comes with every reply as it is now.
 
-use std::cell::Cell;
 use std::ops::Deref;
 use std::os::fd::BorrowedFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use io::{ChangeStamps, Lengths, Stamp, stamps_between};
-use rustix::fs::AtFlags;
+use io::{ChangeStamps, ClientId, Lengths, Share, Stamp, stamps_between};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 use tokio::task::coop::unconstrained;
@@ -160,7 +158,13 @@ impl InodeLock {
 
     /// The attributes for a reply, of those that were read.
     pub(crate) fn attributes(&self, live: LiveAttributes) -> Attributes {
-        Attributes::with(live, self.stamps.seen(live.stamp(), live.since))
+        let client = Share::current_client();
+        Attributes::with(live, self.stamps.seen(live.stamp(), live.since, client))
+    }
+
+    /// Whether the kernel's ctime is to be renewed, see [`ChangeStamps::is_behind`].
+    pub(crate) fn is_behind(&self) -> bool {
+        self.stamps.is_behind()
     }
 
     /// Whether both are of one inode.
@@ -223,9 +227,9 @@ impl Change {
         before: LiveAttributes,
         lengths: Lengths,
     ) -> Self {
-        guard.stamps.begin_exclusive((before.stamp(), before.since), lengths);
+        let shown = guard.stamps.begin_exclusive((before.stamp(), before.since), lengths);
         guard.has_begun = true;
-        Self { before: Attributes(before), held: Held::Exclusive(guard) }
+        Self { before: Attributes::with(before, shown), held: Held::Exclusive(guard) }
     }
 
     /// Where its system calls are noted.
@@ -251,45 +255,40 @@ impl Change {
     /// Ends the change, all of which is done. `fd` is the object's, `O_PATH` or not. Returns the
     /// attributes before the change and after it. May block where `statx` does.
     pub(crate) fn end(self, fd: BorrowedFd<'_>) -> Wcc {
-        self.end_by(fd, 0, || attributes_of(fd))
+        self.end_written(fd, 0)
     }
 
     /// The same, of WRITEs up to the offset `written`.
     pub(crate) fn end_written(self, fd: BorrowedFd<'_>, written: u64) -> Wcc {
-        self.end_by(fd, written, || attributes_of(fd))
-    }
-
-    /// The same, with attributes that `look` reads.
-    pub(crate) fn end_by(
-        self,
-        fd: BorrowedFd<'_>,
-        written: u64,
-        look: impl Fn() -> Result<LiveAttributes, Status>,
-    ) -> Wcc {
         // The kernel serializes the system calls of changes that share the inode: the next one may
         // start now.
         if matches!(self.held, Held::Shared(_)) {
             self.system_calls().note();
         }
+        let (begun, look) = (self.before, || attributes_of(fd).ok());
         match self.held {
-            Held::Exclusive(guard) => guard.end(self.before, fd, look),
-            Held::Shared(shared) => shared.end(self.before, fd, written, look),
+            Held::Exclusive(guard) => guard.end(begun, Some(Share::current_client()), look()),
+            Held::Shared(shared) => shared.end(begun, written, look),
+        }
+    }
+
+    /// Ends a change that was refused, with the attributes of the object now: nothing of it is
+    /// done.
+    pub(crate) fn end_refused(self, now: Option<LiveAttributes>) -> Wcc {
+        match self.held {
+            Held::Exclusive(guard) => guard.end(self.before, None, now),
+            Held::Shared(_) => self.refused(),
         }
     }
 }
 
 impl ExclusiveGuard {
-    fn end(
-        self,
-        begun: Attributes,
-        fd: BorrowedFd<'_>,
-        look: impl Fn() -> Result<LiveAttributes, Status>,
-    ) -> Wcc {
-        let looked = Looked::by(look);
-        let renew = || renew_ctime(fd);
-        let (before, after) = self.stamps.pair_exclusive(begun.stamp(), || looked.stamp(), renew);
-        let before = Attributes::with(*begun, before);
-        Wcc { before: Some(before), after: looked.attributes(after) }
+    /// `client` as for [`ChangeStamps::pair_exclusive`].
+    fn end(self, begun: Attributes, client: Option<ClientId>, now: Option<LiveAttributes>) -> Wcc {
+        let stamp = now.as_ref().map(LiveAttributes::stamp);
+        let (before, after) = self.stamps.pair_exclusive(client, stamp);
+        let before = Some(Attributes::with(*begun, before));
+        Wcc { before, after: now.zip(after).map(|(now, after)| Attributes::with(now, after)) }
     }
 }
 
@@ -297,44 +296,22 @@ impl SharedGuard {
     fn end(
         mut self,
         begun: Attributes,
-        fd: BorrowedFd<'_>,
         written: u64,
-        look: impl Fn() -> Result<LiveAttributes, Status>,
+        look: impl FnOnce() -> Option<LiveAttributes>,
     ) -> Wcc {
-        let looked = Looked::by(look);
         self.is_over = true;
-        let renew = || renew_ctime(fd);
+        let mut now = None;
+        let look = || {
+            now = look();
+            now.as_ref().map(LiveAttributes::stamp)
+        };
         // A client that gets only the attributes after takes every change since its last GETATTR
         // for its own.
-        match self.stamps.end_shared(&CLOCK, written, || looked.stamp(), renew) {
-            Some((before, after)) => Wcc {
-                before: Some(Attributes::with(*begun, before)),
-                after: looked.attributes(Some(after)),
-            },
-            None => Wcc::default(),
-        }
-    }
-}
-
-/// Attributes that are read as stamps.
-struct Looked<L> {
-    look: L,
-    last: Cell<Option<LiveAttributes>>,
-}
-
-impl<L: Fn() -> Result<LiveAttributes, Status>> Looked<L> {
-    fn by(look: L) -> Self {
-        Self { look, last: Cell::new(None) }
-    }
-
-    fn stamp(&self) -> Option<Stamp> {
-        self.last.set((self.look)().ok());
-        self.last.get().as_ref().map(LiveAttributes::stamp)
-    }
-
-    /// Those read last, with this stamp.
-    fn attributes(&self, stamp: Option<Stamp>) -> Option<Attributes> {
-        Some(Attributes::with(self.last.get()?, stamp?))
+        let pair = self.stamps.end_shared(&CLOCK, Share::current_client(), written, look);
+        now.zip(pair).map_or_else(Wcc::default, |(now, (before, after))| Wcc {
+            before: Some(Attributes::with(*begun, before)),
+            after: Some(Attributes::with(now, after)),
+        })
     }
 }
 
@@ -346,18 +323,9 @@ impl Drop for SharedGuard {
     }
 }
 
-/// Has the kernel renew an object's ctime and nothing else. Any writer may; set-id bits are
-/// cleared, as by a write of anybody but root.
-fn renew_ctime(fd: BorrowedFd<'_>) {
-    if let Err(error) = rustix::fs::chownat(fd, c"", None, None, AtFlags::EMPTY_PATH) {
-        tracing::debug!(%error, "cannot set a new ctime");
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs::File;
-    use std::os::fd::AsFd;
     use std::time::Duration;
 
     use super::*;
@@ -392,7 +360,11 @@ mod tests {
     }
 
     fn end(change: Change, size: u32) -> (Stamp, Stamp) {
-        let wcc = change.end_by(file().as_fd(), size.into(), || look(size));
+        let now = look(size).ok();
+        let wcc = match change.held {
+            Held::Exclusive(guard) => guard.end(change.before, Some(0), now),
+            Held::Shared(shared) => shared.end(change.before, size.into(), || now),
+        };
         (wcc.before.unwrap().stamp(), wcc.after.unwrap().stamp())
     }
 
@@ -442,17 +414,5 @@ mod tests {
         assert_eq!(seen(&lock, 3), look(3).unwrap().stamp());
         drop(lock.exclusive().await);
         assert_eq!(seen(&lock, 4), look(4).unwrap().stamp());
-    }
-
-    #[test]
-    fn the_ctime_of_a_file_can_be_renewed() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = File::create(dir.path().join("f")).unwrap();
-        let before = attributes_of(&file).unwrap();
-        std::thread::sleep(Duration::from_millis(20));
-        renew_ctime(file.as_fd());
-        let after = attributes_of(&file).unwrap();
-        assert!(after.ctime > before.ctime);
-        assert_eq!((after.mtime, after.size), (before.mtime, before.size));
     }
 }

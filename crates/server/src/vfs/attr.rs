@@ -154,8 +154,7 @@ impl Vfs {
             }
         }
         if let Err(status) = checked {
-            let now = self.live_attributes(&file).await;
-            let wcc = begun.end_by(file.fd(), 0, || now);
+            let wcc = begun.end_refused(self.live_attributes(&file).await.ok());
             return Answer { attributes: (wcc, Applied::default()), result: Err(status) };
         }
         if forbids_opening {
@@ -167,7 +166,12 @@ impl Vfs {
             begun.system_calls().note();
             let mut applied = cut;
             let result = apply(changed.fd(), &change, &mut applied);
-            Ok(((begun.end(changed.fd()), applied), result))
+            let wcc = if applied == Applied::default() {
+                begun.end_refused(changed.live_attributes().ok())
+            } else {
+                begun.end(changed.fd())
+            };
+            Ok(((wcc, applied), result))
         };
         let (attributes, result) = match self.in_metadata_lane(caller.identity.clone(), job).await {
             Ok(done) => done,

@@ -456,8 +456,8 @@ impl Vfs {
         caller.may_change()?;
         let file = self.hold(object).await?;
         if !file.admits(caller.client, what) {
-            let now = self.live_attributes(&file).await?;
-            Box::pin(check(Arc::clone(&file), now)).await?;
+            let now = file.lock.attributes(self.live_attributes(&file).await?);
+            Box::pin(check(Arc::clone(&file), *now)).await?;
         }
         self.wait_for_return(&file, caller, what).await?;
         file.close_write_batch();

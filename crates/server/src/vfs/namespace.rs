@@ -182,7 +182,7 @@ impl Vfs {
                 Err(errno) => Err(errno.into()),
             }
         };
-        let answer = self.change_directory(caller, dir, job).await;
+        let answer = self.change_directory(caller, dir, job, |_| true).await;
         let result = match answer.result {
             Ok((_, Some(gone))) => {
                 self.let_go(&gone).await;
@@ -248,8 +248,12 @@ impl Vfs {
                 Err(status) => Err(*status),
             };
             let result = unless_descriptors_lack(result)?;
-            let from_wcc = from_change.end(from.fd());
-            let to_wcc = to_change.map(|change| change.end(to.fd()));
+            let end = |change: Change, of: &Inode| match result {
+                Ok(_) => change.end(of.fd()),
+                Err(_) => change.end_refused(of.live_attributes().ok()),
+            };
+            let from_wcc = end(from_change, &from);
+            let to_wcc = to_change.map(|change| end(change, &to));
             Ok(((from_wcc, to_wcc.unwrap_or(from_wcc)), result))
         };
         self.in_metadata_lane(caller.identity.clone(), job).await
@@ -286,7 +290,7 @@ impl Vfs {
             directory.root().remember(*linked.handle(), directory.handle(), name);
             Ok(())
         };
-        let answer = self.change_directory(caller, dir, job).await;
+        let answer = self.change_directory(caller, dir, job, |_| true).await;
         let attributes = (self.attributes(&file).await.ok(), answer.attributes);
         Answer { attributes, result: answer.result.map(|_| ()) }
     }
@@ -299,12 +303,14 @@ impl Vfs {
 
     /// Runs a change of one directory as the caller, between its attributes before and after, and
     /// makes it durable where the export promises that. `job` is repeated as
-    /// [`Self::attempt_name_change`] demands.
+    /// [`Self::attempt_name_change`] demands. `has_changed`: by its result, the directory is not as
+    /// it was.
     async fn change_directory<T: Send + 'static>(
         &self,
         caller: &Caller,
         dir: &Object,
         job: impl Fn(&Inode) -> Result<T, Status> + Send + Sync + 'static,
+        has_changed: impl Fn(&T) -> bool + Copy + Send + 'static,
     ) -> Answer<Wcc, (Arc<Inode>, T)> {
         let directory = match self.hold(dir).await {
             Ok(directory) => directory,
@@ -323,7 +329,12 @@ impl Vfs {
                 let job = move || {
                     let change = begin_directory(guard, &opened)?;
                     let result = unless_descriptors_lack(allowed.and_then(|()| job(&opened)))?;
-                    Ok((change.end(opened.fd()), result))
+                    let wcc = if result.as_ref().is_ok_and(has_changed) {
+                        change.end(opened.fd())
+                    } else {
+                        change.end_refused(opened.live_attributes().ok())
+                    };
+                    Ok((wcc, result))
                 };
                 self.in_metadata_lane(caller.identity.clone(), job).await
             }

@@ -158,7 +158,11 @@ impl Vfs {
         let job = move || {
             begun.system_calls().note();
             let result = change(changed.fd().as_fd(), &name).map_err(status);
-            Ok((begun.end(changed.fd()), result))
+            let wcc = match result {
+                Ok(()) => begun.end(changed.fd()),
+                Err(_) => begun.end_refused(changed.live_attributes().ok()),
+            };
+            Ok((wcc, result))
         };
         let done = self.in_metadata_lane(caller.identity.clone(), job).await;
         let (attributes, result) = match done {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use proto::nfs3::*;
 
-use crate::client::{Client, ok, size};
+use crate::client::{Client, mode, ok, size};
 use crate::fixture::{Fixture, Mounted, in_modes, is_root, run, set_mode};
 
 const MIB: usize = 1024 * 1024;
@@ -327,5 +327,77 @@ fn a_directory_without_a_name_does_not_have_the_stamp_of_its_creation() {
         });
         let last = stamp(&client.getattr(dir).unwrap());
         assert!(!missed.contains(&last), "{name} was missing under the last stamp");
+    }
+}
+
+/// Mounts an ext4 whose inodes have no room for parts of a second over the exported directory.
+fn mount_with_whole_seconds(dir: &Path) -> Option<Mounted> {
+    let (image, export) = (dir.join("image"), dir.join("export"));
+    std::fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
+    if !run("mkfs.ext4", &["-q", "-F", "-I", "128", image.to_str().unwrap()]) {
+        return None;
+    }
+    let mounted = Mounted::image(&image, &export)?;
+    set_mode(&export, 0o777);
+    Some(mounted)
+}
+
+/// The stamp of an object, checked to be another than `before`, and later; and the reply of the
+/// change in between to have both.
+fn changed(client: &mut Client, object: FileHandle, before: &WccAttributes, wcc: &WccData) {
+    let after = stamp(&client.getattr(object).unwrap());
+    assert_eq!(wcc.before.as_ref(), Some(before));
+    assert_eq!(wcc.after.as_ref().map(stamp), Some(after));
+    assert!(after.ctime > before.ctime, "{after:?} after {before:?}");
+}
+
+#[test]
+fn changes_within_a_second_of_a_clock_of_seconds_have_stamps_of_their_own() {
+    for io_mode in ["buffered", "direct"] {
+        let mut mounted = None;
+        let config = in_modes("", io_mode, io_mode);
+        let fixture = Fixture::prepared(&config, |dir| mounted = mount_with_whole_seconds(dir));
+        if mounted.is_none() {
+            return;
+        }
+        let (mut client, root) = fixture.mounted();
+        let file = client.create(root, "f");
+        let stamp_of = |client: &mut Client, object| stamp(&client.getattr(object).unwrap());
+        for value in 0..8 {
+            // The second one shares the file in `direct`.
+            for bytes in [4096, MIB] {
+                let before = stamp_of(&mut client, file);
+                let wcc = ok(client.write(file, 0, &vec![value; bytes])).wcc;
+                changed(&mut client, file, &before, &wcc);
+            }
+            let before = client.getattr(file).unwrap();
+            let args = SetattrArgs {
+                object: file,
+                new_attributes: mode(0o600 + u32::from(value)),
+                guard: Some(before.ctime),
+            };
+            let reply: SetattrReply = client.call(Procedure::Setattr, &args);
+            changed(&mut client, file, &stamp(&before), &ok(reply).wcc);
+            assert_eq!(client.getattr(file).unwrap().mtime, before.mtime, "no data was changed");
+
+            let (name, to) = (format!("n{value}"), format!("m{value}"));
+            let before = stamp_of(&mut client, root);
+            let how = || CreateHow::Guarded(mode(0o666));
+            let wcc = ok(client.create_how(root, name.as_bytes(), how())).dir_wcc;
+            changed(&mut client, root, &before, &wcc);
+            let before = stamp_of(&mut client, root);
+            client.create_how(root, name.as_bytes(), how()).unwrap_err();
+            assert_eq!(stamp_of(&mut client, root), before, "nothing was made");
+            let wcc = ok(client.rename((root, name.as_bytes()), (root, to.as_bytes()))).from_wcc;
+            changed(&mut client, root, &before, &wcc);
+            let before = stamp_of(&mut client, root);
+            let wcc = ok(client.remove(root, to.as_bytes())).dir_wcc;
+            changed(&mut client, root, &before, &wcc);
+        }
+        // The kernel's own times are shown again once they are later.
+        std::thread::sleep(std::time::Duration::from_millis(1100));
+        ok(client.write(file, 0, b"later"));
+        assert_eq!(client.getattr(file).unwrap().ctime.nseconds, 0);
+        drop(fixture);
     }
 }

@@ -82,7 +82,8 @@ impl Vfs {
                 CreateMode::Unchecked(_) | CreateMode::Exclusive(..) => Ok((make()?, None)),
             }
         };
-        let answer = self.change_directory(caller, dir, job).await;
+        let is_new = |(made, _): &(Made, _)| matches!(made, Made::New(_));
+        let answer = self.change_directory(caller, dir, job, is_new).await;
         let (directory, (made, undelegated)) = match answer.result {
             Ok(done) => done,
             Err(status) => return Answer { attributes: answer.attributes, result: Err(status) },
@@ -126,7 +127,7 @@ impl Vfs {
             Err(status) => return self.refuse_change(dir, status).await,
         };
         let job = move |directory: &Inode| make_child(directory, &name, &kind, change);
-        let answer = self.change_directory(caller, dir, job).await;
+        let answer = self.change_directory(caller, dir, job, |_| true).await;
         let result = match answer.result {
             Ok((directory, new)) => self.keep_new(&directory, new, dir.sync).await,
             Err(status) => Err(status),
