@@ -1,9 +1,10 @@
 //! The rules of CONTRIBUTING.md that no compiler and no lint checks, held against the files of the
-//! repository; and that the tests in Python fail when they should.
+//! repository; that the tests in Python fail when they should, and that killed tests leave nothing.
 
 mod documents;
 mod harnesses;
 mod imports;
+mod isolation;
 mod keys;
 mod lengths;
 mod metrics;
