@@ -50,6 +50,9 @@ mod io_mode;
 mod kernel_handle;
 mod kernel_read_ahead;
 mod lease;
+#[cfg(test)]
+#[path = "../../../tests/loop_device/mod.rs"]
+mod loop_device;
 mod memory;
 mod ofd_lock;
 mod payload;

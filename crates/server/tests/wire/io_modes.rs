@@ -14,6 +14,7 @@ use spillway_server::counters::Counter;
 use crate::client::{Client, Ids, mode, ok, refusal, size};
 use crate::fixture::{Fixture, Mounted, in_modes, is_root, run, set_mode};
 use crate::local_file::{LocalFile, MODES, assert_same, content, settle};
+use crate::loop_device::LoopDevice;
 use crate::skip::{skip, skip_in_ci_too};
 
 const MIB: u64 = 1 << 20;
@@ -463,32 +464,14 @@ fn each_write_that_shares_a_turn_is_permitted_by_itself() {
     });
 }
 
-/// A loop device with large sectors, detached at the end.
-struct LargeSectors(String);
-
-impl LargeSectors {
-    /// An XFS with blocks of 64 KiB on sectors of 32 KiB, the largest that it knows.
-    fn mount(dir: &Path) -> Option<(Mounted, Self)> {
-        let image = dir.join("image");
-        std::fs::File::create(&image).unwrap().set_len(400 << 20).unwrap();
-        let setup = std::process::Command::new("losetup")
-            .args(["--find", "--show", "--sector-size", "32768"])
-            .arg(&image)
-            .output()
-            .ok()
-            .filter(|output| output.status.success())?;
-        let device = Self(String::from_utf8(setup.stdout).unwrap().trim().to_owned());
-        let sizes = ["-q", "-f", "-b", "size=65536", "-s", "size=32768"];
-        let made = run("mkfs.xfs", &[&sizes[..], &[&device.0]].concat());
-        let mounted = made.then(|| Mounted::device(Path::new(&device.0), &dir.join("export")));
-        Some((mounted.flatten()?, device))
-    }
-}
-
-impl Drop for LargeSectors {
-    fn drop(&mut self) {
-        run("losetup", &["--detach", &self.0]);
-    }
+/// Mounts an XFS with blocks of 64 KiB on sectors of 32 KiB, the largest that it knows.
+fn mount_large_sectors(dir: &Path) -> Option<Mounted> {
+    let image = dir.join("image");
+    std::fs::File::create(&image).unwrap().set_len(400 << 20).unwrap();
+    let device = LoopDevice::on(&image, 32_768).ok()?;
+    let sizes = ["-q", "-f", "-b", "size=65536", "-s", "size=32768"];
+    let made = run("mkfs.xfs", &[&sizes[..], &[device.path().to_str().unwrap()]].concat());
+    made.then(|| Mounted::device(device.path(), &dir.join("export"))).flatten()
 }
 
 #[test]
@@ -499,7 +482,7 @@ fn a_disk_with_sectors_beyond_a_page_is_served_like_any_other() {
     let mut mount = None;
     let config = in_modes(LARGE_TRANSFERS, "direct", "direct");
     let fixture = Fixture::prepared(&config, |dir| {
-        mount = LargeSectors::mount(dir);
+        mount = mount_large_sectors(dir);
         set_mode(&dir.join("export"), 0o777);
     });
     let Some(_mount) = mount else { return skip_in_ci_too("no such file system here") };

@@ -7,6 +7,8 @@
 mod client;
 mod fixture;
 mod local_file;
+#[path = "../../../../tests/loop_device/mod.rs"]
+mod loop_device;
 #[expect(dead_code, reason = "nothing is read through mappings here")]
 #[path = "../../../../tests/torture/mapping.rs"]
 mod mapping;

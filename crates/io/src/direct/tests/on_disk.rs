@@ -3,14 +3,16 @@
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use proptest::test_runner::{Config, TestRunner};
 use rustix::fs::{FallocateFlags, MemfdFlags, OFlags, fallocate, memfd_create};
 use rustix::param::page_size;
 
 use super::*;
+use crate::loop_device::LoopDevice;
 use crate::skip::skip;
 use crate::{read_at, write_at};
 
@@ -18,7 +20,7 @@ use crate::{read_at, write_at};
 struct Disk {
     name: String,
     dir: tempfile::TempDir,
-    device: String,
+    device: LoopDevice,
 }
 
 impl Disk {
@@ -35,20 +37,16 @@ impl Disk {
             skip(format_args!("{name}: only root can make a loop device"));
             return None;
         }
-        for program in ["losetup", &mkfs] {
-            if let Err(error) = Command::new(program).arg("-V").output() {
-                skip(format_args!("{name}: {program}: {error}"));
-                return None;
-            }
+        if let Err(error) = Command::new(&mkfs).arg("-V").output() {
+            skip(format_args!("{name}: {mkfs}: {error}"));
+            return None;
         }
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("image");
         // The least that mkfs.xfs takes is 300 MiB; hardly any of it is ever written.
         File::create(&image).unwrap().set_len(320 << 20).unwrap();
-        let sector = format!("--sector-size={sector_bytes}");
-        let attached = run("losetup", &["--find", "--show", &sector, image.to_str().unwrap()]);
-        let device = match attached {
-            Ok(device) => device.trim().to_owned(),
+        let device = match LoopDevice::on(&image, sector_bytes) {
+            Ok(device) => device,
             Err(why) => {
                 skip(format_args!("{name}: no loop device here: {why}"));
                 return None;
@@ -56,9 +54,14 @@ impl Disk {
         };
         let disk = Self { name, dir, device };
         std::fs::create_dir(disk.path("mount")).unwrap();
-        run(&mkfs, &["-q", &disk.device]).unwrap();
-        run("mount", &[&disk.device, disk.path("mount").to_str().unwrap()]).unwrap();
+        run(&mkfs, &["-q".as_ref(), disk.device.path()]).unwrap();
+        disk.mount("defaults");
         Some(disk)
+    }
+
+    fn mount(&self, options: &str) {
+        let (device, mount) = (self.device.path(), self.path("mount"));
+        run("mount", &["-o".as_ref(), options.as_ref(), device, &mount]).unwrap();
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -81,19 +84,18 @@ impl Disk {
 impl Drop for Disk {
     fn drop(&mut self) {
         // Not at once: a child that another test is starting has our descriptors for a moment.
-        let unmounted = run("umount", &["--lazy", self.path("mount").to_str().unwrap()]);
-        let detached = run("losetup", &["--detach", &self.device]);
+        let unmounted = run("umount", &["--lazy".as_ref(), &self.path("mount")]);
         if !std::thread::panicking() {
-            unmounted.and(detached).unwrap();
+            unmounted.unwrap();
         }
     }
 }
 
-/// Runs a program to its end; returns what it printed, or what it complained about.
-fn run(program: &str, args: &[&str]) -> Result<String, String> {
+/// Runs a program to its end. The error is its complaint.
+fn run(program: &str, args: &[&Path]) -> Result<(), String> {
     let output = Command::new(program).args(args).output().map_err(|error| error.to_string())?;
-    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+    let succeeded = output.status.success();
+    succeeded.then_some(()).ok_or_else(|| String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
 fn page_bytes() -> u64 {
@@ -108,6 +110,34 @@ fn read_asked(direct: &File, align: DioAlign, asked: ByteRange) -> Vec<u8> {
     let first = usize::try_from(read.start_extra).unwrap();
     let len = usize::try_from(read.asked_of(got as u64)).unwrap();
     buf.as_slice().get(first..first + len).unwrap_or_default().to_vec()
+}
+
+#[test]
+fn a_loop_device_is_detached_without_a_call_for_it() {
+    const PATIENCE: Duration = Duration::from_secs(10);
+    if !rustix::process::geteuid().is_root() {
+        return skip("only root can make a loop device");
+    }
+    let image = tempfile::NamedTempFile::new().unwrap();
+    image.as_file().set_len(1 << 20).unwrap();
+    let device = match LoopDevice::on(image.path(), 512) {
+        Ok(device) => device,
+        Err(why) => return skip(why),
+    };
+    let backing = Path::new("/sys/block").join(device.path().file_name().unwrap());
+    let backing = backing.join("loop/backing_file");
+    let is_attached = || {
+        let file = std::fs::read_to_string(&backing).unwrap_or_default();
+        Path::new(file.trim_end()) == image.path()
+    };
+    assert!(is_attached());
+    // As when the process is killed.
+    drop(device);
+    let began = Instant::now();
+    while is_attached() {
+        assert!(began.elapsed() < PATIENCE, "it stays attached");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 #[test]
@@ -126,10 +156,9 @@ fn a_file_without_direct_io_has_no_alignment() {
     assert_eq!(dio_align(memory.as_fd()).unwrap(), None);
     let Some(disk) = Disk::new("ext4", 512) else { return };
     // ext4 with all data in its journal.
-    let mount = disk.path("mount");
-    run("umount", &[mount.to_str().unwrap()]).unwrap();
-    run("mount", &["-o", "data=journal", &disk.device, mount.to_str().unwrap()]).unwrap();
-    let file = File::create(mount.join("f")).unwrap();
+    run("umount", &[&disk.path("mount")]).unwrap();
+    disk.mount("data=journal");
+    let file = File::create(disk.path("mount/f")).unwrap();
     assert_eq!(dio_align(file.as_fd()).unwrap(), None);
 }
 
