@@ -18,7 +18,6 @@ use crate::fixture::{Fixture, Frozen, Mounted, TRUSTING, is_root};
 use crate::limits::in_own_process;
 use crate::local_file::eventually;
 use crate::nfs4::client::{CHANNEL, Operations, Session, compound};
-use crate::skip::skip;
 
 /// Admits every loopback address but 127.0.0.66.
 const NETWORK: &str = r#"
@@ -153,14 +152,11 @@ fn with_settings_and_a_frozen_disk(
     })?;
     let (mut client, root) = fixture.mounted();
     let object = client.create(root, "f");
-    let frozen = Frozen::at(&fixture.path("export"));
-    if frozen.is_none() {
-        skip("fsfreeze");
-    }
+    let frozen = Frozen::at(&fixture.path("export"))?;
     let args = nfs3::SetattrArgs { object, new_attributes: mode(0o600), guard: None };
     let setattr = (nfs3::PROGRAM, nfs3::VERSION, nfs3::Procedure::Setattr.code());
     let setattr = client.encode(1, setattr, &encoded(&args));
-    Some((fixture, disk, client, frozen?, setattr))
+    Some((fixture, disk, client, frozen, setattr))
 }
 
 #[test]

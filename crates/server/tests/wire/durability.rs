@@ -6,11 +6,10 @@ use std::time::Duration;
 use proto::nfs3::*;
 
 use crate::client::{Client, mode, ok, refusal};
-use crate::fixture::{Fixture, Mounted, is_root, run, set_mode};
+use crate::fixture::{Fixture, Mounted, is_root, run_or_skip, set_mode};
 use crate::limits::in_own_process;
 use crate::local_file::eventually;
 use crate::programs::{PROGRAM, can_be_executed, is_open_for_writing};
-use crate::skip::skip;
 
 const STABLE: [StableHow; 3] = [StableHow::Unstable, StableHow::DataSync, StableHow::FileSync];
 
@@ -145,7 +144,8 @@ pub(crate) fn lying_disk(dir: &Path) -> Option<(Mounted, Mounted)> {
     let image = backing.join("image");
     std::fs::File::create(&image).unwrap().set_len(32 << 20).unwrap();
     let options = ["-q", "-F", "-O", "^has_journal,^resize_inode", "-E", "lazy_itable_init=1"];
-    let made = run("mkfs.ext4", &[&options[..], &["-N", "64", image.to_str().unwrap()]].concat());
+    let made =
+        run_or_skip("mkfs.ext4", &[&options[..], &["-N", "64", image.to_str().unwrap()]].concat());
     let mounted = made.then(|| Mounted::image(&image, &dir.join("export"))).flatten()?;
     Some((mounted, tmpfs))
 }
@@ -167,7 +167,7 @@ fn on_lying_disk_in(mode: &str, body: impl FnOnce(&Fixture, Client, FileHandle))
         )
     });
     let fixture = Fixture::prepared(&exports.concat(), |dir| mounts = lying_disk(dir));
-    let Some(_mounts) = mounts else { return skip("no loop device here") };
+    let Some(_mounts) = mounts else { return };
     let (mut client, root) = fixture.mounted();
     let file = client.create(root, "f");
     body(&fixture, client, file);
@@ -382,7 +382,7 @@ fn xfs_file_removed_by_a_client() {
     for (mode, replaces) in [("dontcache", false), ("direct", true), ("auto", false)] {
         let mut mount = None;
         let fixture = Fixture::prepared(&trusting(mode), |dir| mount = nearly_full_xfs(dir));
-        let Some(_mount) = mount else { return skip("no XFS here") };
+        let Some(_mount) = mount else { return };
         let (mut client, root) = fixture.mounted();
         let data = vec![7; 1 << 20];
         for round in 0..5 {
@@ -419,7 +419,7 @@ fn xfs_file_removed_by_a_local_program() {
     for mode in ["dontcache", "direct", "auto"] {
         let mut mount = None;
         let fixture = Fixture::prepared(&trusting(mode), |dir| mount = nearly_full_xfs(dir));
-        let Some(_mount) = mount else { return skip("no XFS here") };
+        let Some(_mount) = mount else { return };
         let (mut client, root) = fixture.mounted();
         let data = vec![7; 1 << 20];
         for round in 0..5 {
@@ -450,7 +450,7 @@ fn tmpfs_inode_removed_by_a_local_program() {
     let fixture = Fixture::prepared(&trusting("auto"), |dir| {
         mount = Mounted::tmpfs_of_inodes(&dir.join("export"), 8);
     });
-    let Some(_mount) = mount else { return skip("no tmpfs can be mounted here") };
+    let Some(_mount) = mount else { return };
     let (mut client, root) = fixture.mounted();
     let create = |number: usize| std::fs::write(fixture.exported(&format!("f{number}")), b"data");
     let count = (0..8).take_while(|&number| create(number).is_ok()).count();
@@ -474,7 +474,7 @@ const BLOCKS_WRITTEN: u64 = 14;
 fn nearly_full_xfs(dir: &Path) -> Option<Mounted> {
     let (image, export) = (dir.join("image"), dir.join("export"));
     std::fs::File::create(&image).unwrap().set_len(320 << 20).unwrap();
-    let made = run("mkfs.xfs", &["-q", image.to_str().unwrap()]);
+    let made = run_or_skip("mkfs.xfs", &["-q", image.to_str().unwrap()]);
     let mount = made.then(|| Mounted::image(&image, &export)).flatten()?;
     set_mode(&export, 0o777);
     let free = rustix::fs::statvfs(&export).unwrap();

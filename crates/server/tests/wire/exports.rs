@@ -5,10 +5,9 @@ use proto::nfs3::*;
 use proto::xdr::decode_all;
 
 use crate::client::{Client, Ids, mode, ok, refusal};
-use crate::fixture::{Fixture, Mounted, is_root, run};
+use crate::fixture::{Fixture, Mounted, is_root, run_or_skip};
 use crate::handles::all_refuse;
 use crate::local_file::{eventually, is_open_below};
-use crate::skip::skip;
 
 const TWO: &str = r#"
     [[export]]
@@ -298,9 +297,7 @@ fn a_reload_notices_what_was_mounted_and_unmounted_over_an_export() {
     let mut client = fixture.client();
     let below = client.mnt("/a");
     let file_below = client.create(below, "below");
-    let Some(mount) = Mounted::tmpfs(&fixture.exported(""), 64) else {
-        return skip("nothing can be mounted here");
-    };
+    let Some(mount) = Mounted::tmpfs(&fixture.exported(""), 64) else { return };
     ok(client.write(file_below, 0, b"until the reload"));
     assert_eq!(fixture.reload(A), "another directory behind /a");
     all_refuse(&mut client, below, Status::Stale);
@@ -325,21 +322,19 @@ fn a_handle_of_one_file_system_opens_nothing_on_the_next() {
         return;
     }
     // To the kernel the roots of all ext4 file systems have the same handle.
-    let fixture = Fixture::prepared(A, |dir| {
-        for image in ["first", "second"] {
+    let over = Fixture::over(A, |dir| {
+        let make = |image: &str| {
             let image = dir.join(image);
             std::fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
-            run("mkfs.ext4", &["-q", image.to_str().unwrap()]);
-        }
+            run_or_skip("mkfs.ext4", &["-q", image.to_str().unwrap()]).then_some(image)
+        };
+        let [first, second] = [make("first")?, make("second")?];
+        Some((Mounted::image(&first, &dir.join("export"))?, second))
     });
-    let mount = |image| Mounted::image(&fixture.path(image), &fixture.exported(""));
-    let Some(_first) = mount("first") else {
-        return skip("no image can be made or mounted here");
-    };
-    fixture.reload(A);
+    let Some((fixture, (_first, second))) = over else { return };
     let mut client = fixture.client();
     let root = client.mnt("/a");
-    let _second = mount("second").unwrap();
+    let _second = Mounted::image(&second, &fixture.exported("")).unwrap();
     fixture.reload(A);
     assert_ne!(client.mnt("/a"), root);
     all_refuse(&mut client, root, Status::Stale);

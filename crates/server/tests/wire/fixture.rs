@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 use crate::client::Client;
-use crate::skip::skip;
+use crate::skip::{skip, skip_in_ci_too};
 
 /// An export that trusts its clients, so that tests see files as they made them, and that does not
 /// wait for the disk at each change of a name.
@@ -64,17 +64,13 @@ impl Fixture {
         fixture
     }
 
-    /// As [`Self::prepared`], over what `prepare` mounts. `None`, with the reason printed, where
-    /// that cannot be mounted.
+    /// As [`Self::prepared`], over what `prepare` mounts. `None` if that skips the test.
     pub(crate) fn over<M>(
         config: &str,
         prepare: impl FnOnce(&Path) -> Option<M>,
     ) -> Option<(Self, M)> {
         let mut mounted = None;
         let fixture = Self::prepared(config, |dir| mounted = prepare(dir));
-        if mounted.is_none() {
-            skip("nothing can be mounted here");
-        }
         Some((fixture, mounted?))
     }
 
@@ -239,19 +235,32 @@ pub(crate) fn is_root() -> bool {
     root
 }
 
-/// Runs a command of the system; `false`, with the reason printed, when it fails or is missing.
-pub(crate) fn run(program: &str, args: &[&str]) -> bool {
+/// Runs a command of the system. The error is why it failed.
+pub(crate) fn run(program: &str, args: &[&str]) -> Result<(), String> {
     match std::process::Command::new(program).args(args).output() {
-        Ok(output) if output.status.success() => true,
+        Ok(output) if output.status.success() => Ok(()),
         Ok(output) => {
-            eprintln!("{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
-            false
+            Err(format!("{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr)))
         }
-        Err(error) => {
-            eprintln!("{program}: {error}");
-            false
-        }
+        Err(error) => Err(format!("{program}: {error}")),
     }
+}
+
+/// Runs a command without which a test is skipped; returns whether it succeeded.
+pub(crate) fn run_or_skip(program: &str, args: &[&str]) -> bool {
+    run(program, args).map_err(skip).is_ok()
+}
+
+#[test]
+fn a_file_system_that_cannot_be_made_fails_a_test_in_ci() {
+    if !is_root() {
+        return;
+    }
+    let mut test = std::process::Command::new("/proc/self/exe");
+    test.args(["--exact", "stamps::replies_during_writes_on_xfs_do_not_have_their_stamp"]);
+    let output = test.env("CI", "true").env("PATH", "/nonexistent").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && text.contains("skipped with CI=true: mkfs.xfs"), "{text}");
 }
 
 /// A POSIX access control list in the kernel's format: that of `mode` and of more users with their
@@ -283,14 +292,15 @@ pub(crate) fn set_access_list(path: &Path, mode: u32, users: &[(u32, u16)]) -> b
     set.is_ok()
 }
 
-/// A file system mounted by a test, unmounted at its end.
+/// A file system mounted by a test, unmounted at its end. Where it cannot be mounted, `None`, and
+/// the test is skipped.
 pub(crate) struct Mounted(PathBuf);
 
 impl Mounted {
-    /// Mounts a tmpfs of so many KiB; `None` where that is not allowed.
+    /// Mounts a tmpfs of so many KiB.
     pub(crate) fn tmpfs(at: &Path, kib: u32) -> Option<Self> {
         let size = format!("size={kib}k,mode=777");
-        run("mount", &["-t", "tmpfs", "-o", &size, "tmpfs", at.to_str().unwrap()])
+        run_or_skip("mount", &["-t", "tmpfs", "-o", &size, "tmpfs", at.to_str().unwrap()])
             .then(|| Self(at.to_owned()))
     }
 
@@ -299,30 +309,30 @@ impl Mounted {
         Self::tmpfs(&dir.join("export"), kib)
     }
 
-    /// Shows a directory at another place; `None` where that is not allowed.
+    /// Shows a directory at another place.
     pub(crate) fn bind(directory: &Path, at: &Path) -> Option<Self> {
-        run("mount", &["--bind", directory.to_str().unwrap(), at.to_str().unwrap()])
+        run_or_skip("mount", &["--bind", directory.to_str().unwrap(), at.to_str().unwrap()])
             .then(|| Self(at.to_owned()))
     }
 
-    /// Mounts a tmpfs of so many inodes; `None` where that is not allowed.
+    /// Mounts a tmpfs of so many inodes.
     pub(crate) fn tmpfs_of_inodes(at: &Path, inodes: u32) -> Option<Self> {
         let options = format!("nr_inodes={inodes},mode=777");
-        run("mount", &["-t", "tmpfs", "-o", &options, "tmpfs", at.to_str().unwrap()])
+        run_or_skip("mount", &["-t", "tmpfs", "-o", &options, "tmpfs", at.to_str().unwrap()])
             .then(|| Self(at.to_owned()))
     }
 
     /// Mounts a file that holds a file system.
     pub(crate) fn image(image: &Path, at: &Path) -> Option<Self> {
         let (image, to) = (image.to_str().unwrap(), at.to_str().unwrap());
-        run("mount", &["-o", "loop", image, to]).then(|| Self(at.to_owned()))
+        run_or_skip("mount", &["-o", "loop", image, to]).then(|| Self(at.to_owned()))
     }
 
     /// Makes an ext4 of 64 MiB in the directory of a test and mounts it as what is exported.
     pub(crate) fn ext4_export(dir: &Path) -> Option<Self> {
         let image = dir.join("image");
         std::fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
-        let made = run("mkfs.ext4", &["-q", "-F", image.to_str().unwrap()]);
+        let made = run_or_skip("mkfs.ext4", &["-q", "-F", image.to_str().unwrap()]);
         made.then(|| Self::image(&image, &dir.join("export"))).flatten()
     }
 
@@ -333,14 +343,14 @@ impl Mounted {
         set_mode(&data, 0o777);
         let [lower, data, work] = [lower, &data, &work].map(|dir| dir.to_str().unwrap());
         let layers = format!("lowerdir={lower},upperdir={data},workdir={work}");
-        run("mount", &["-t", "overlay", "-o", &layers, "overlay", at.to_str().unwrap()])
+        run_or_skip("mount", &["-t", "overlay", "-o", &layers, "overlay", at.to_str().unwrap()])
             .then(|| Self(at.to_owned()))
     }
 
-    /// Mounts a block device.
+    /// Mounts a block device with a file system that newer kernels know.
     pub(crate) fn device(device: &Path, at: &Path) -> Option<Self> {
         let (device, to) = (device.to_str().unwrap(), at.to_str().unwrap());
-        run("mount", &[device, to]).then(|| Self(at.to_owned()))
+        run("mount", &[device, to]).map_err(skip_in_ci_too).is_ok().then(|| Self(at.to_owned()))
     }
 }
 
@@ -348,21 +358,22 @@ impl Mounted {
 pub(crate) struct Frozen(PathBuf);
 
 impl Frozen {
-    /// Freezes the file system at a path; `None` where that is not allowed.
+    /// Freezes the file system at a path; `None`, and the test is skipped, where that fails.
     pub(crate) fn at(path: &Path) -> Option<Self> {
-        run("fsfreeze", &["--freeze", path.to_str().unwrap()]).then(|| Self(path.to_owned()))
+        run_or_skip("fsfreeze", &["--freeze", path.to_str().unwrap()])
+            .then(|| Self(path.to_owned()))
     }
 }
 
 impl Drop for Frozen {
     fn drop(&mut self) {
-        run("fsfreeze", &["--unfreeze", self.0.to_str().unwrap()]);
+        let _ = run("fsfreeze", &["--unfreeze", self.0.to_str().unwrap()]);
     }
 }
 
 impl Drop for Mounted {
     fn drop(&mut self) {
         // The server may still hold a descriptor there: detached now, gone when that is closed.
-        run("umount", &["--lazy", self.0.to_str().unwrap()]);
+        let _ = run("umount", &["--lazy", self.0.to_str().unwrap()]);
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use proto::nfs3::*;
 
 use crate::client::{Client, mode, ok, size};
-use crate::fixture::{Fixture, Mounted, in_modes, is_root, run, set_mode};
+use crate::fixture::{Fixture, Mounted, in_modes, is_root, run_or_skip, set_mode};
 
 const MIB: usize = 1024 * 1024;
 /// Bytes of each WRITE, the longest that the server takes.
@@ -128,7 +128,7 @@ fn replies_during_writes_past_the_page_cache_do_not_have_their_stamp() {
 fn mount_xfs(dir: &Path) -> Option<Mounted> {
     let (image, export) = (dir.join("xfs"), dir.join("export"));
     std::fs::File::create(&image).unwrap().set_len(320 << 20).unwrap();
-    if !run("mkfs.xfs", &["-q", image.to_str().unwrap()]) {
+    if !run_or_skip("mkfs.xfs", &["-q", image.to_str().unwrap()]) {
         return None;
     }
     let mounted = Mounted::image(&image, &export)?;
@@ -142,13 +142,9 @@ fn replies_during_writes_on_xfs_do_not_have_their_stamp() {
         return;
     }
     for (mode, writers) in [("auto", 1), ("direct", 2)] {
-        let mut mounted = None;
         let config = in_modes(LARGE_TRANSFERS, mode, mode);
-        let fixture = Fixture::prepared(&config, |dir| mounted = mount_xfs(dir));
-        if mounted.is_some() {
-            no_reply_has_the_last_stamp_with_older_data(&fixture, writers, 8);
-        }
-        drop(fixture);
+        let Some((fixture, _mounted)) = Fixture::over(&config, mount_xfs) else { return };
+        no_reply_has_the_last_stamp_with_older_data(&fixture, writers, 8);
     }
 }
 
@@ -334,7 +330,7 @@ fn a_directory_without_a_name_does_not_have_the_stamp_of_its_creation() {
 fn mount_with_whole_seconds(dir: &Path) -> Option<Mounted> {
     let (image, export) = (dir.join("image"), dir.join("export"));
     std::fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
-    if !run("mkfs.ext4", &["-q", "-F", "-I", "128", image.to_str().unwrap()]) {
+    if !run_or_skip("mkfs.ext4", &["-q", "-F", "-I", "128", image.to_str().unwrap()]) {
         return None;
     }
     let mounted = Mounted::image(&image, &export)?;
@@ -354,12 +350,10 @@ fn changed(client: &mut Client, object: FileHandle, before: &WccAttributes, wcc:
 #[test]
 fn changes_within_a_second_of_a_clock_of_seconds_have_stamps_of_their_own() {
     for io_mode in ["buffered", "direct"] {
-        let mut mounted = None;
         let config = in_modes("", io_mode, io_mode);
-        let fixture = Fixture::prepared(&config, |dir| mounted = mount_with_whole_seconds(dir));
-        if mounted.is_none() {
+        let Some((fixture, _mounted)) = Fixture::over(&config, mount_with_whole_seconds) else {
             return;
-        }
+        };
         let (mut client, root) = fixture.mounted();
         let file = client.create(root, "f");
         let stamp_of = |client: &mut Client, object| stamp(&client.getattr(object).unwrap());
@@ -398,6 +392,5 @@ fn changes_within_a_second_of_a_clock_of_seconds_have_stamps_of_their_own() {
         std::thread::sleep(std::time::Duration::from_millis(1100));
         ok(client.write(file, 0, b"later"));
         assert_eq!(client.getattr(file).unwrap().ctime.nseconds, 0);
-        drop(fixture);
     }
 }

@@ -10,9 +10,8 @@ use proto::nfs3::{self, *};
 
 use crate::client::{Client, Ids, encoded, in_fragments, mode, ok, refusal, size};
 use crate::durability::lying_disk;
-use crate::fixture::{Fixture, Frozen, Mounted, in_modes, is_root, run};
+use crate::fixture::{Fixture, Frozen, Mounted, in_modes, is_root, run_or_skip};
 use crate::local_file::{LocalFile, assert_same, content, eventually};
-use crate::skip::skip;
 
 const MIB: usize = 1 << 20;
 /// The smallest window, and transfers of which it holds four.
@@ -38,7 +37,8 @@ impl StoppableDisk {
 
     fn image(image: &Path, mib: u64, at: &Path) -> Option<Mounted> {
         std::fs::File::create(image).unwrap().set_len(mib << 20).unwrap();
-        let made = run("mkfs.ext4", &["-q", "-F", "-O", "^has_journal", image.to_str().unwrap()]);
+        let made =
+            run_or_skip("mkfs.ext4", &["-q", "-F", "-O", "^has_journal", image.to_str().unwrap()]);
         made.then(|| Mounted::image(image, at)).flatten()
     }
 
@@ -68,7 +68,7 @@ fn at_the_bound_writers_wait_and_none_fails() {
         for file in files.iter().chain([&other]) {
             ok(client.write_stable(*file, 0, b"data", StableHow::FileSync));
         }
-        let Some(stopped) = disk.stop() else { return skip("fsfreeze") };
+        let Some(stopped) = disk.stop() else { return };
         let written = AtomicUsize::new(0);
         thread::scope(|scope| {
             for &file in &files {
@@ -129,7 +129,7 @@ fn a_stalled_disk_leaves_room_in_the_window(fixture: &Fixture, disk: &StoppableD
     for file in stuck.iter().chain([&other]) {
         ok(client.write_stable(*file, 0, b"data", StableHow::FileSync));
     }
-    let Some(stopped) = disk.stop() else { return skip("fsfreeze") };
+    let Some(stopped) = disk.stop() else { return };
     thread::scope(|scope| {
         for &file in &stuck {
             let mut client = fixture.client();
@@ -158,7 +158,7 @@ fn a_write_that_is_refused_does_not_wait_for_others() {
         let file = client.create(root, "f");
         ok(client.write_stable(file, 0, b"data", StableHow::FileSync));
         ok(client.setattr(file, mode(0o600)));
-        let Some(stopped) = disk.stop() else { return skip("fsfreeze") };
+        let Some(stopped) = disk.stop() else { return };
         thread::scope(|scope| {
             let mut writer = fixture.client();
             scope.spawn(move || {
@@ -187,7 +187,7 @@ fn writes_to_a_stalled_disk_leave_memory_for_those_to_another() {
             ok(client.write_stable(file, 0, b"data", StableHow::FileSync));
             file
         });
-        let Some(stopped) = disk.stop() else { return skip("fsfreeze") };
+        let Some(stopped) = disk.stop() else { return };
         thread::scope(|scope| {
             // More than all buffers, and than one client may have.
             for number in 0..4 {
@@ -246,7 +246,7 @@ fn a_connection_that_dies_while_its_write_waits_leaves_nothing() {
     on_stoppable_disk(|fixture, disk| {
         let (mut client, root) = fixture.mounted();
         let files: Vec<_> = (0..6).map(|i| client.create(root, &format!("f{i}"))).collect();
-        let Some(stopped) = disk.stop() else { return skip("fsfreeze") };
+        let Some(stopped) = disk.stop() else { return };
         // Each sends more than the window holds, and goes away when all wait.
         let data = vec![1; MIB];
         let mut senders = Vec::new();
@@ -289,7 +289,7 @@ fn a_direct_write_of_whole_pages_does_not_wait_for_the_window() {
         let (file, other) = (client.create(root, "f"), client.create(root, "g"));
         ok(client.write(other, 0, &vec![1; MIB]));
         ok(client.commit(other));
-        let Some(stopped) = disk.stop() else { return skip("fsfreeze") };
+        let Some(stopped) = disk.stop() else { return };
         thread::scope(|scope| {
             let mut writer = fixture.client();
             scope.spawn(move || {
@@ -318,7 +318,7 @@ fn truncated_data_leaves_the_window_at_once() {
     on_stoppable_disk(|fixture, disk| {
         let (mut client, root) = fixture.mounted();
         let file = client.create(root, "f");
-        let Some(stopped) = disk.stop() else { return skip("fsfreeze") };
+        let Some(stopped) = disk.stop() else { return };
         // Less than a run, so that its write-back has not begun and the cut need not wait for it.
         ok(client.write(file, 0, &content(1, 0, 500_000)));
         assert!(fixture.figure("window_bytes") >= 500_000);
@@ -347,7 +347,7 @@ fn errors_of_the_window_are_reported_once_and_change_the_verifier() {
         let mut mounts = None;
         let config = in_modes("", "auto", mode);
         let fixture = Fixture::prepared(&config, |dir| mounts = lying_disk(dir));
-        let Some(_mounts) = mounts else { return skip("no loop device here") };
+        let Some(_mounts) = mounts else { return };
         let (mut client, root) = fixture.mounted();
         let file = client.create(root, "f");
         let mut verifiers = Vec::new();

@@ -8,7 +8,7 @@ use proto::nfs4::*;
 use proto::xdr::decode_all;
 
 use super::client::{ALL_VERSIONS, Operations, Session, open_args};
-use crate::fixture::{Fixture, Mounted, run, set_mode};
+use crate::fixture::{Fixture, Mounted, run_or_skip, set_mode};
 use crate::limits::{Exhausted, in_own_process};
 
 /// A client with a file open, as the owner of locks in it.
@@ -186,7 +186,7 @@ fn a_lock_of_a_file_that_is_open_in_a_read_only_mount_too_may_exclude_others() {
         std::fs::write(dir.join("export/file"), b"").unwrap();
         set_mode(&dir.join("export/file"), 0o666);
         let mounted = Mounted::bind(&dir.join("export"), &at)?;
-        run("mount", &["-o", "remount,bind,ro", at.to_str().unwrap()]).then_some(mounted)
+        run_or_skip("mount", &["-o", "remount,bind,ro", at.to_str().unwrap()]).then_some(mounted)
     });
     let Some((fixture, _mount)) = over else { return };
     // The first open of the file.
