@@ -364,6 +364,7 @@ family! {
         nfs4::AllocateArgs,
         nfs4::CloneArgs,
         nfs4::CopyArgs,
+        nfs4::Reply<nfs4::CopyOk>,
 }
 
 family! {

@@ -34,6 +34,20 @@ fn the_fuzzer_has_every_target() {
     assert_eq!(manifest.matches("[[bin]]").count(), TARGETS.len());
 }
 
+/// `vectors.rs` has tables of the arguments and the results of each procedure and operation.
+#[test]
+fn all_arguments_and_results_are_decoded_by_a_target() {
+    let source = |path| fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path));
+    let (tables, targets) = (source("tests/vectors.rs").unwrap(), source("src/fuzz.rs").unwrap());
+    let rows = tables.lines().filter_map(|line| line.strip_suffix(';')?.split_once(" => "));
+    let types = rows.flat_map(|(left, result)| [left.rsplit(' ').next().unwrap(), result]);
+    let types: Vec<_> = types.filter(|name| name.contains("::")).collect();
+    assert!(types.contains(&"nfs4::CopyOk") && types.contains(&"nfs3::WriteArgs<'_>"));
+    for name in types {
+        assert!(targets.contains(name), "no target decodes {name}");
+    }
+}
+
 /// Were this to pass in silence, so would every broken decoder.
 #[test]
 fn a_failing_canary_is_detected() {
