@@ -143,14 +143,23 @@ pub fn nfs4_compound(bytes: &[u8]) {
     }
     let outline = nfs4::Outline::of(bytes);
     assert!(outline.handle.is_none_or(|handle| handle.len() <= nfs4::FILE_HANDLE_BYTES_MAX));
-    let mut r = Reader::new(bytes);
-    let Ok(head) = nfs4::CompoundHead::decode(&mut r) else { return };
-    for _ in 0..head.operations {
-        let Ok(Ok(operation)) = nfs4::next_operation(&mut r) else { return };
+    walk(bytes);
+}
+
+/// Decodes the operations of a COMPOUND up to the first that cannot be decoded. Returns how many
+/// there are, and how many were decoded.
+fn walk(arguments: &[u8]) -> (u32, u32) {
+    let mut r = Reader::new(arguments);
+    let Ok(head) = nfs4::CompoundHead::decode(&mut r) else { return (0, 0) };
+    let mut decoded = 0;
+    while decoded < head.operations {
+        let Ok(Ok(operation)) = nfs4::next_operation(&mut r) else { break };
         if !skip_arguments(operation, &mut r) {
-            return;
+            break;
         }
+        decoded += 1;
     }
+    (head.operations, decoded)
 }
 
 /// Finds the payload as a receiver does, which asks for no more bytes than are needed. Returns how
@@ -171,28 +180,55 @@ fn scan_in_steps(bytes: &[u8]) -> (nfs4::PayloadScan, usize) {
     }
 }
 
-/// Whether the arguments of an operation could be decoded.
+/// Whether the arguments of an operation could be decoded. Those of operations that the server does
+/// not perform cannot.
 fn skip_arguments(operation: nfs4::OperationCode, r: &mut Reader<'_>) -> bool {
     use nfs4::OperationCode as Op;
     match operation {
         Op::Access => nfs4::AccessArgs::decode(r).is_ok(),
+        Op::Allocate | Op::Deallocate => nfs4::AllocateArgs::decode(r).is_ok(),
+        Op::BackchannelCtl => nfs4::BackchannelCtlArgs::decode(r).is_ok(),
+        Op::BindConnToSession => nfs4::BindConnToSession::decode(r).is_ok(),
+        Op::Clone => nfs4::CloneArgs::decode(r).is_ok(),
         Op::Close => nfs4::CloseArgs::decode(r).is_ok(),
         Op::Commit => nfs4::CommitArgs::decode(r).is_ok(),
+        Op::Copy => nfs4::CopyArgs::decode(r).is_ok(),
         Op::Create => nfs4::CreateArgs::decode(r).is_ok(),
+        Op::CreateSession => nfs4::CreateSessionArgs::decode(r).is_ok(),
+        Op::Delegreturn | Op::FreeStateid => nfs4::OneStateid::decode(r).is_ok(),
+        Op::DestroyClientid => nfs4::DestroyClientidArgs::decode(r).is_ok(),
+        Op::DestroySession => nfs4::DestroySessionArgs::decode(r).is_ok(),
+        Op::ExchangeId => nfs4::ExchangeIdArgs::decode(r).is_ok(),
         Op::Getattr => nfs4::GetattrArgs::decode(r).is_ok(),
-        Op::Link | Op::Lookup | Op::Remove | Op::Secinfo => nfs4::NameArgs::decode(r).is_ok(),
+        Op::Link | Op::Lookup | Op::Remove | Op::Secinfo | Op::Getxattr | Op::Removexattr => {
+            nfs4::NameArgs::decode(r).is_ok()
+        }
+        Op::Listxattrs => nfs4::ListxattrsArgs::decode(r).is_ok(),
         Op::Lock => nfs4::LockArgs::decode(r).is_ok(),
+        Op::Lockt => nfs4::LocktArgs::decode(r).is_ok(),
+        Op::Locku => nfs4::LockuArgs::decode(r).is_ok(),
         Op::Open => nfs4::OpenArgs::decode(r).is_ok(),
+        Op::OpenDowngrade => nfs4::OpenDowngradeArgs::decode(r).is_ok(),
         Op::Putfh => nfs4::Handle::decode(r).is_ok(),
         Op::Read => nfs4::ReadArgs::decode(r).is_ok(),
         Op::Readdir => nfs4::ReaddirArgs::decode(r).is_ok(),
+        Op::ReclaimComplete => nfs4::ReclaimCompleteArgs::decode(r).is_ok(),
         Op::Rename => nfs4::RenameArgs::decode(r).is_ok(),
-        Op::Setattr => nfs4::SetattrArgs::decode(r).is_ok(),
-        Op::Write => nfs4::WriteArgs::decode(r).is_ok(),
-        Op::ExchangeId => nfs4::ExchangeIdArgs::decode(r).is_ok(),
-        Op::CreateSession => nfs4::CreateSessionArgs::decode(r).is_ok(),
+        Op::SecinfoNoName => nfs4::SecinfoNoNameArgs::decode(r).is_ok(),
+        Op::Seek => nfs4::SeekArgs::decode(r).is_ok(),
         Op::Sequence => nfs4::SequenceArgs::decode(r).is_ok(),
-        Op::Getfh | Op::Lookupp | Op::Putrootfh | Op::Readlink | Op::Restorefh | Op::Savefh => true,
+        Op::Setattr => nfs4::SetattrArgs::decode(r).is_ok(),
+        Op::Setxattr => nfs4::SetxattrArgs::decode(r).is_ok(),
+        Op::TestStateid => nfs4::TestStateidArgs::decode(r).is_ok(),
+        Op::Verify | Op::Nverify => nfs4::RawAttributes::decode(r).is_ok(),
+        Op::Write => nfs4::WriteArgs::decode(r).is_ok(),
+        Op::Getfh
+        | Op::Lookupp
+        | Op::Putpubfh
+        | Op::Putrootfh
+        | Op::Readlink
+        | Op::Restorefh
+        | Op::Savefh => true,
         _ => false,
     }
 }
@@ -413,4 +449,26 @@ family! {
         nfs4::LockuArgs,
         nfs4::TestStateidArgs<'_>,
         nfs4::Reply<nfs4::TestStateidOk<'_>>,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::{fs, io};
+
+    use super::*;
+
+    #[test]
+    fn a_walk_passes_over_each_operation_of_the_golden_vectors() -> io::Result<()> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("vectors/nfs4/compound");
+        for path in fs::read_dir(folder)? {
+            let path = path?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if name.starts_with("args-") && name.ends_with(".bin") {
+                let (operations, decoded) = walk(&fs::read(&path)?);
+                assert!(operations > 0 && decoded == operations, "{decoded} of {name}");
+            }
+        }
+        Ok(())
+    }
 }
