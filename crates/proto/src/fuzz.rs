@@ -22,6 +22,7 @@ pub const TARGETS: &[Target] = &[
     ("nfs3_readdir_builder", nfs3_readdir_builder),
     ("nfs3_read", nfs3_read),
     ("nfs3_write", nfs3_write),
+    ("nfs3_write_scan", nfs3_write_scan),
     ("nfs3_fsinfo", nfs3_fsinfo),
     ("nfs4_compound", nfs4_compound),
     ("nfs4_attr", nfs4_attr),
@@ -37,8 +38,12 @@ pub type Target = (&'static str, fn(&[u8]));
 
 /// A call header and whatever follows it; no byte chooses.
 pub fn rpc_call(bytes: &[u8]) {
+    // As received bit by bit.
+    let (target, header_len) = (oncrpc::call_target(bytes), oncrpc::call_header_len(bytes));
     let mut r = Reader::new(bytes);
     let Ok(call) = oncrpc::decode_call(&mut r) else { return };
+    assert_eq!(target, Some((call.program, call.version, call.procedure)));
+    assert_eq!(header_len, r.position(), "the length of the header");
     let mut w = Writer::new();
     call.encode(&mut w);
     // The verifier's body is dropped, so the header may shrink.
@@ -136,10 +141,16 @@ fn within(bytes_len: usize, limit: u32) -> bool {
 /// The arguments of a COMPOUND, received bit by bit and then decoded operation by operation; no
 /// byte chooses.
 pub fn nfs4_compound(bytes: &[u8]) {
-    let (found, have) = scan_in_steps(bytes);
-    if let nfs4::PayloadScan::Found(payload) = found {
+    let (found, have) = scan_in_steps(bytes, |have| match nfs4::scan_payload(have) {
+        nfs4::PayloadScan::Needs(needed) => Err(needed),
+        nfs4::PayloadScan::Found(payload) => Ok(Some(payload)),
+        nfs4::PayloadScan::Nothing => Ok(None),
+    });
+    if let Some(Some(payload)) = found {
         assert!(have <= payload.at, "a part of the payload was asked for with the head");
         assert!(payload.at <= bytes.len(), "the payload begins behind what was looked at");
+        let file = payload.file(bytes);
+        assert!(file.is_none_or(|file| file.len() <= nfs4::FILE_HANDLE_BYTES_MAX));
     }
     let outline = nfs4::Outline::of(bytes);
     assert!(outline.handle.is_none_or(|handle| handle.len() <= nfs4::FILE_HANDLE_BYTES_MAX));
@@ -162,20 +173,34 @@ fn walk(arguments: &[u8]) -> (u32, u32) {
     (head.operations, decoded)
 }
 
-/// Finds the payload as a receiver does, which asks for no more bytes than are needed. Returns how
-/// many it has asked for too.
-fn scan_in_steps(bytes: &[u8]) -> (nfs4::PayloadScan, usize) {
+/// The arguments of a WRITE, received bit by bit and then decoded; no byte chooses.
+pub fn nfs3_write_scan(bytes: &[u8]) {
+    let (found, have) = scan_in_steps(bytes, |have| match nfs3::WriteHead::scan(have) {
+        nfs3::WriteScan::Needs(needed) => Err(needed),
+        nfs3::WriteScan::Head(head) => Ok(Ok(head)),
+        nfs3::WriteScan::Malformed(error) => Ok(Err(error)),
+    });
+    let whole = nfs3::WriteHead::decode(&mut Reader::new(bytes)).ok();
+    assert_eq!(found.and_then(Result::ok), whole, "the head that a decoder of the whole finds");
+    if let Some(head) = whole {
+        assert_eq!(have, head.wire_bytes(), "the bytes that were asked for");
+    }
+}
+
+/// Scans as a receiver does, which asks for no more bytes than are needed: an `Err` of the scan.
+/// Returns how many it has asked for too; `None` if there are not so many.
+fn scan_in_steps<T>(bytes: &[u8], scan: impl Fn(&[u8]) -> Result<T, usize>) -> (Option<T>, usize) {
     let mut have = 0;
     loop {
-        match nfs4::scan_payload(&bytes[..have]) {
-            nfs4::PayloadScan::Needs(needed) => {
+        match scan(&bytes[..have]) {
+            Ok(found) => return (Some(found), have),
+            Err(needed) => {
                 assert!(needed > have, "a scan that does not advance");
                 if needed > bytes.len() {
-                    return (nfs4::PayloadScan::Nothing, have);
+                    return (None, have);
                 }
                 have = needed;
             }
-            found => return (found, have),
         }
     }
 }
