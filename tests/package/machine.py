@@ -1,5 +1,6 @@
 """A Debian of its own, booted by systemd-nspawn without a network."""
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -49,15 +50,27 @@ def make_locked_root(root):
 
 
 class Machine:
-    """A booted container."""
+    """A container, in which `with` boots and ends a system."""
 
     def __init__(self, root):
         self.root = root
-        self.process = subprocess.Popen(
-            ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--private-network", "--system-call-filter=open_by_handle_at",
-             "--boot", "-D", root],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+
+    def __enter__(self):
+        with contextlib.ExitStack() as unless_booted:
+            self.process = subprocess.Popen(
+                ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--private-network", "--system-call-filter=open_by_handle_at",
+                 "--boot", "-D", self.root],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            )  # fmt: skip
+            unless_booted.callback(self.end)
+            self.wait_for_boot()
+            unless_booted.pop_all()
+        return self
+
+    def __exit__(self, *_failure):
+        self.end()
+
+    def wait_for_boot(self):
         self.leader = self.wait_for_leader()
         deadline = time.monotonic() + BOOT_SECS_MAX
         while "running" not in self.run("systemctl", "is-system-running", fails=None).stdout:
@@ -78,7 +91,7 @@ class Machine:
             time.sleep(0.1)
         raise Failed("systemd-nspawn does not start")
 
-    def close(self):
+    def end(self):
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(ACTION_SECS_MAX)
@@ -89,9 +102,12 @@ class Machine:
     def run(self, *command, fails=False, text=None):
         """Runs a command in it; fails unless it ends as expected (`None`: in any way)."""
         words = ["nsenter", "-t", self.leader, "-m", "-u", "-i", "-n", "-p", "-r", "-w", *command]
-        done = subprocess.run(
-            words, input=text, text=True, capture_output=True, timeout=ACTION_SECS_MAX, check=False
-        )
+        try:
+            done = subprocess.run(
+                words, input=text, text=True, capture_output=True, timeout=ACTION_SECS_MAX, check=False
+            )
+        except subprocess.TimeoutExpired as expired:
+            raise Failed(f"{' '.join(command)}: no end after {ACTION_SECS_MAX} s") from expired
         said = f"{' '.join(command)}: {done.returncode}: {done.stdout} {done.stderr}".strip()
         check(fails is None or (done.returncode != 0) == fails, said)
         return done

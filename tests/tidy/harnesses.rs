@@ -1,5 +1,5 @@
 //! The tests in Python fail where they would test nothing: with skips in CI, for a case that does
-//! not exist, for a measurement that is compared with nothing.
+//! not exist, for a measurement that is compared with nothing, for a system that does not boot.
 
 use std::process::Command;
 
@@ -100,4 +100,43 @@ for counts in (
         r#"["not in tests/instructions/baseline: ['READ']"]"#,
     ];
     assert_eq!(found, expected);
+}
+
+#[test]
+fn a_container_that_does_not_boot_is_ended_and_is_a_failure() {
+    let script = "
+import os
+import pathlib
+import sys
+
+sys.path.insert(0, 'tests/package')
+import machine
+
+machine.ACTION_SECS_MAX = 1
+programs = pathlib.Path(sys.argv[1])
+os.environ['PATH'] = f'{programs}:' + os.environ['PATH']
+
+def replace(program, words):
+    path = programs / program
+    path.write_text(f'#!/bin/sh\\n{words}\\n')
+    path.chmod(0o755)
+
+replace('nsenter', 'exec sleep 9')
+for machine.BOOT_SECS_MAX, words in [(1, 'exec sleep 9'), (30, 'sleep 9 & wait')]:
+    replace('systemd-nspawn', words)
+    container = machine.Machine(programs)
+    try:
+        with container:
+            print('it is booted')
+    except machine.Failed as failure:
+        print(f'{failure}. It runs: {container.process.poll() is None}')
+";
+    let dir = TempDir::new().unwrap();
+    let Some((status, printed)) = python(script, &[dir.path().to_str().unwrap()], false) else {
+        return;
+    };
+    assert_eq!(status, Some(0), "{printed}");
+    let expected = "systemd-nspawn does not start. It runs: False\n\
+                    systemctl is-system-running: no end after 1 s. It runs: False\n";
+    assert_eq!(printed, expected);
 }
