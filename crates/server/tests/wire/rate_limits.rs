@@ -79,10 +79,20 @@ fn a_client_that_connects_anew_for_each_call_is_held_back() {
     }
     // The last READ is not waited for.
     assert!(start.elapsed() >= Duration::from_secs(1) - BURST, "{:?}", start.elapsed());
-    // The debt of one client delays no other.
-    let start = Instant::now();
+}
+
+#[test]
+fn the_debt_of_a_client_delays_no_other() {
+    let fixture = Fixture::with(&with_limits("client_bytes_per_sec = \"64KiB\""));
+    file(&fixture);
+    let (mut client, root) = fixture.mounted();
+    let file = client.find(root, "f");
+    // It has used up its limit for the next 14 s.
+    read(&mut client, file);
     other_client(&fixture).getattr(root).unwrap();
-    assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+    assert_eq!(fixture.counter(Counter::LimitWaits), 0);
+    send_getattr(&mut client, root);
+    assert!(eventually(|| fixture.counter(Counter::LimitWaits) == 1));
 }
 
 #[test]
