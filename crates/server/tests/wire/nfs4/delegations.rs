@@ -4,6 +4,7 @@
 mod closed_for_writing;
 mod creations;
 mod local_leases;
+mod quick_returns;
 mod reclaims;
 mod refusals;
 mod retries;
@@ -398,36 +399,6 @@ fn calls_of_version_3_wait_for_the_return() {
     assert_eq!(fs::read(fixture.exported("a")).unwrap(), b"newa");
     assert_eq!(fixture.figure("nfs4_delegations_recalled"), 6);
     assert_eq!(fixture.figure("nfs4_delegations_revoked"), 0);
-}
-
-#[test]
-fn a_call_of_version_3_does_not_notice_a_client_that_is_quick() {
-    let fixture = fixture();
-    let mut holder = Holder::new(&fixture, b"holder");
-    let (mut other, root) = fixture.mounted();
-    let (file, delegation) = holder.delegated(b"a");
-    let object = other.find(root, "a");
-    // Of 155 ms, in which a busy machine may do nothing else.
-    let write = || client::ok(other.write(object, 0, b"new"));
-    thread::scope(|scope| {
-        scope.spawn(|| holder.obey(file, delegation));
-        let mut write = write;
-        write();
-    });
-}
-
-#[test]
-fn an_open_for_writing_does_not_notice_a_client_that_is_quick() {
-    let fixture = fixture();
-    let mut holder = Holder::new(&fixture, b"holder");
-    let mut other = Session::of(&fixture, b"other", 1);
-    let export = holder.export;
-    let (file, delegation) = holder.delegated(b"a");
-    thread::scope(|scope| {
-        scope.spawn(|| holder.obey(file, delegation));
-        // It waits as long as the WRITE above.
-        open(&mut other, export, b"a", ShareAccess::Write).unwrap();
-    });
 }
 
 #[test]
