@@ -151,6 +151,7 @@ mod tests {
             name: name.to_owned(),
             path: PathBuf::from("/"),
             sync: true,
+            file_sync_writes: false,
             policy: Default::default(),
             limits: Default::default(),
             rules: vec![rule],

@@ -77,12 +77,14 @@ fn offered(config: &Config) -> String {
 fn write_export(text: &mut String, export: &Export) -> std::fmt::Result {
     let sync = if export.sync { "sync" } else { "async" };
     let (read, write) = (export.policy.read, export.policy.write);
+    let stability = if export.file_sync_writes { " as FILE_SYNC" } else { "" };
     let (name, path, id) = (&export.name, export.path.display(), export.id);
     let read_ahead = if export.policy.read_ahead { "" } else { ", no read-ahead" };
     let splice = if export.policy.splice { "" } else { ", no splice" };
     writeln!(
         text,
-        "{name} from {path}, {sync}, reads {read}, writes {write}{read_ahead}{splice}, id {id}"
+        "{name} from {path}, {sync}, reads {read}, writes {write}{stability}{read_ahead}{splice}, \
+         id {id}"
     )?;
     for (rate, whom) in [(export.limits.all, ""), (export.limits.client, " for each client")] {
         if rate != Rate::default() {

@@ -11,10 +11,10 @@ use crate::control::{Command, SetDone};
 /// the next request of every client on, and until the next reload or restart, unless --save keeps
 /// them in the configuration file.
 ///
-/// Of an export: io_cache_read and io_cache_write (buffered, dontcache, direct, auto) and sync
-/// (true, false). Of an export or of the server: read_ahead and splice (true, false); a false of
-/// the server applies to every export. Of the server: trace (none, all, or events with commas
-/// between them).
+/// Of an export: io_cache_read and io_cache_write (buffered, dontcache, direct, auto), sync and
+/// file_sync_writes (true, false). Of an export or of the server: read_ahead and splice (true,
+/// false); a false of the server applies to every export. Of the server: trace (none, all, or
+/// events with commas between them).
 ///
 /// Either all settings are changed or none. Exit status: 0 if they are in force, 1 if not.
 #[derive(Args)]

@@ -113,7 +113,7 @@ fn exports(exports: &[ExportStatus]) -> Vec<Vec<String>> {
         vec![
             export.name.clone(),
             reads(export),
-            export.io_cache_write.clone(),
+            writes(export),
             sync.to_owned(),
             export.path.clone(),
             export.hosts.join(" "),
@@ -127,4 +127,10 @@ fn reads(export: &ExportStatus) -> String {
     let off = [(export.read_ahead, "no read-ahead"), (export.splice, "no splice")];
     let off = off.into_iter().filter(|(is_on, _)| !is_on).map(|(_, text)| text);
     iter::once(export.io_cache_read.as_str()).chain(off).collect::<Vec<_>>().join(", ")
+}
+
+/// The mode of WRITEs, and the stability if it is one for all.
+fn writes(export: &ExportStatus) -> String {
+    let stability = if export.file_sync_writes { ", FILE_SYNC" } else { "" };
+    format!("{}{stability}", export.io_cache_write)
 }

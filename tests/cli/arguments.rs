@@ -171,7 +171,7 @@ fn check_prints_what_a_good_file_means() {
          [[export.client]]\nhosts = [\"10.0.0.0/8\", \"localhost\"]\nsquash = \"all\"\n\
          [[export.client]]\nhosts = [\"*\"]\nread_only = true\nsecure_ports = true\n\
          [[export]]\npath = \"$DIR/b\"\nname = \"/b\"\nid = 8\nsync = false\n\
-         io_cache_write = \"dontcache\"\n",
+         file_sync_writes = true\nio_cache_write = \"dontcache\"\n",
     );
     let expected = format!(
         "valid: 2 exports on 0.0.0.0:2049 and [::]:2049, 512MiB of memory, a window of 8MiB, \
@@ -181,7 +181,7 @@ fn check_prints_what_a_good_file_means() {
          /a from {}, sync, reads direct, writes auto, id 7\n    \
          10.0.0.0/8 localhost: read-write, all squashed to 65534:65534\n    \
          *: read-only, root squashed to 65534:65534, source ports below 1024 only\n\
-         /b from {}, async, reads auto, writes dontcache, id 8\n    \
+         /b from {}, async, reads auto, writes dontcache as FILE_SYNC, id 8\n    \
          127.0.0.0/8 ::1: read-write, root squashed to 65534:65534\n",
         place.text("state"),
         place.text("a"),

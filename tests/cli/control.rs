@@ -11,7 +11,8 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Output;
 use std::time::{Duration, Instant};
 
-use proto::nfs3::{Procedure, ReadArgs};
+use proto::nfs3::{Procedure, ReadArgs, StableHow, WriteArgs, WriteReply};
+use proto::xdr::decode_all;
 use rustix::process::{Signal, geteuid};
 
 use crate::client::{Client, make_file};
@@ -96,6 +97,27 @@ fn set_changes_the_mode_of_the_next_request() {
     );
     assert_eq!(json(&place, &["status"])["splice"], false);
     assert_eq!(succeeded(operate(&place, &["set", "splice=false"])), "unchanged\n");
+    running.stop(Signal::TERM);
+}
+
+#[test]
+fn set_changes_the_stability_of_the_next_write() {
+    let place = Place::new();
+    make_file(&place);
+    let running = Running::start(serve_directory(&place), 1);
+    let mut client = Client::connect(&running);
+    let (_, file) = client.find("/data", "file");
+    let args = WriteArgs { file, offset: 0, count: 4, stable: StableHow::Unstable, data: b"data" };
+    for (on, committed) in [(true, StableHow::FileSync), (false, StableHow::Unstable)] {
+        let text = succeeded(operate(&place, &["set", "/data", &format!("file_sync_writes={on}")]));
+        assert_eq!(text, "changed /data\n");
+        let results = client.call(Procedure::Write, &args);
+        let reply = decode_all::<WriteReply>(&results).unwrap();
+        assert_eq!(reply.unwrap().committed, committed);
+        assert_eq!(json(&place, &["status"])["exports"][0]["file_sync_writes"], on);
+        let text = succeeded(operate(&place, &["status"]));
+        assert_eq!(text.contains("auto, FILE_SYNC"), on, "{text}");
+    }
     running.stop(Signal::TERM);
 }
 

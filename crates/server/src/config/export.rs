@@ -129,8 +129,9 @@ fn from_directory(
     };
     let policy = IoPolicy::default();
     let (id, rules) = (derived_id(&name), vec![rule]);
-    let limits = Limits::default();
-    Ok(Export { id, name, path, sync: true, policy, limits, rules, metadata_servers: None })
+    let (limits, metadata_servers) = (Limits::default(), None);
+    let (sync, file_sync_writes) = (true, false);
+    Ok(Export { id, name, path, sync, file_sync_writes, policy, limits, rules, metadata_servers })
 }
 
 /// One `[[export]]` on its way to an [`Export`].
@@ -145,10 +146,21 @@ impl Draft<'_> {
         let path = self.path()?;
         let name = self.name()?;
         let id = self.raw.id.as_ref().map_or_else(|| derived_id(&name), |id| *id.as_ref());
-        let (sync, policy) = (self.raw.sync, self.policy());
+        let RawExport { sync, file_sync_writes, .. } = *self.raw;
+        let policy = self.policy();
         let (rules, metadata_servers) = (self.rules()?, self.metadata_servers()?);
         let limits = self.limits()?;
-        Ok(Export { id, name, path, sync, policy, limits, rules, metadata_servers })
+        Ok(Export {
+            id,
+            name,
+            path,
+            sync,
+            file_sync_writes,
+            policy,
+            limits,
+            rules,
+            metadata_servers,
+        })
     }
 
     fn path(&self) -> Result<PathBuf, ConfigError> {

@@ -52,6 +52,8 @@ pub(super) struct RawExport {
     pub(super) id: Option<Spanned<u32>>,
     #[serde(default = "yes")]
     pub(super) sync: bool,
+    #[serde(default)]
+    pub(super) file_sync_writes: bool,
     pub(super) io_cache_read: Option<RawMode>,
     pub(super) io_cache_write: Option<RawMode>,
     pub(super) read_ahead: Option<bool>,

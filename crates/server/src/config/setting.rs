@@ -20,6 +20,8 @@ pub enum Setting {
     WriteMode(IoMode),
     /// `sync` of an export.
     Sync(bool),
+    /// `file_sync_writes` of an export.
+    FileSyncWrites(bool),
     /// `read_ahead` of an export or of the server.
     ReadAhead(bool),
     /// `splice` of an export or of the server.
@@ -66,8 +68,8 @@ pub enum SettingError {
     Document(String),
 }
 
-const KEYS: &str = "io_cache_read, io_cache_write and sync of an export, read_ahead and splice of an \
-                    export or the server, and trace of the server";
+const KEYS: &str = "io_cache_read, io_cache_write, sync and file_sync_writes of an export, read_ahead \
+                    and splice of an export or the server, and trace of the server";
 const MODES: &str = "buffered, dontcache, direct and auto";
 const SWITCHES: &str = "true and false";
 const EVENTS: &str =
@@ -93,6 +95,7 @@ impl FromStr for Setting {
             "io_cache_read" => mode().map(Self::ReadMode),
             "io_cache_write" => mode().map(Self::WriteMode),
             "sync" => switch().map(Self::Sync),
+            "file_sync_writes" => switch().map(Self::FileSyncWrites),
             "read_ahead" => switch().map(Self::ReadAhead),
             "splice" => switch().map(Self::Splice),
             "trace" => events(value).map(Self::Trace).map_err(|event| refuse_value(event, EVENTS)),
@@ -121,6 +124,7 @@ impl Setting {
             Self::ReadMode(_) => "io_cache_read",
             Self::WriteMode(_) => "io_cache_write",
             Self::Sync(_) => "sync",
+            Self::FileSyncWrites(_) => "file_sync_writes",
             Self::ReadAhead(_) => "read_ahead",
             Self::Splice(_) => "splice",
             Self::Trace(_) => "trace",
@@ -129,7 +133,8 @@ impl Setting {
 
     fn may_be_of_export(&self) -> bool {
         match self {
-            Self::ReadMode(_) | Self::WriteMode(_) | Self::Sync(_) => true,
+            Self::ReadMode(_) | Self::WriteMode(_) => true,
+            Self::Sync(_) | Self::FileSyncWrites(_) => true,
             Self::ReadAhead(_) | Self::Splice(_) => true,
             Self::Trace(_) => false,
         }
@@ -138,7 +143,9 @@ impl Setting {
     fn value(&self) -> Item {
         match self {
             Self::ReadMode(mode) | Self::WriteMode(mode) => toml_edit::value(mode.name()),
-            Self::Sync(on) | Self::ReadAhead(on) | Self::Splice(on) => toml_edit::value(*on),
+            Self::Sync(on) | Self::FileSyncWrites(on) | Self::ReadAhead(on) | Self::Splice(on) => {
+                toml_edit::value(*on)
+            }
             Self::Trace(events) => {
                 let on = Event::ALL.iter().filter(|event| events.contains(**event));
                 toml_edit::value(on.map(|event| event.name()).collect::<toml_edit::Array>())
@@ -151,6 +158,7 @@ impl Setting {
             Self::ReadMode(mode) => export.policy.read = *mode,
             Self::WriteMode(mode) => export.policy.write = *mode,
             Self::Sync(on) => export.sync = *on,
+            Self::FileSyncWrites(on) => export.file_sync_writes = *on,
             Self::ReadAhead(on) => export.policy.read_ahead = *on,
             Self::Splice(on) => export.policy.splice = *on,
             Self::Trace(_) => {}
@@ -298,7 +306,7 @@ mod tests {
             ("io_cache_write=", "the values are buffered, dontcache, direct and auto"),
             ("splice=on", "the values are true and false"),
             ("trace=reads", "`none`, `all`, and names of events"),
-            ("memory=1GiB", "the keys that can are io_cache_read, io_cache_write and sync"),
+            ("memory=1GiB", "the keys that can are io_cache_read, io_cache_write, sync and file"),
             ("io_cache_read", "write KEY=VALUE"),
         ] {
             let error = text.parse::<Setting>().unwrap_err().to_string();
@@ -310,6 +318,7 @@ mod tests {
     fn values_are_read() {
         assert_eq!(setting("io_cache_read=direct"), Setting::ReadMode(IoMode::Direct));
         assert_eq!(setting("io_cache_write = dontcache"), Setting::WriteMode(IoMode::DontCache));
+        assert_eq!(setting("file_sync_writes=true"), Setting::FileSyncWrites(true));
         assert_eq!(setting("read_ahead=false"), Setting::ReadAhead(false));
         assert_eq!(setting("trace=none"), Setting::Trace(Events::default()));
     }

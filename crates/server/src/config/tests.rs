@@ -86,7 +86,7 @@ fn one_export_and_defaults_are_enough() {
     let export = config.exports().iter().next().unwrap();
     assert_eq!(export.path, machine.path("a"));
     assert_eq!(Path::new(&export.name), machine.path("a"));
-    assert!(export.sync);
+    assert!(export.sync && !export.file_sync_writes);
     assert_eq!(export.policy, IoPolicy::default());
     assert_eq!(export.rules.len(), 1);
     assert_eq!(export.rules[0].access, Access::default());
@@ -139,6 +139,7 @@ fn every_key_of_an_export_has_effect() {
             name = "/data"
             id = 7
             sync = false
+            file_sync_writes = true
             io_cache_read = "dontcache"
             io_cache_write = "direct"
             read_ahead = false
@@ -161,7 +162,7 @@ fn every_key_of_an_export_has_effect() {
         )
         .unwrap();
     let export = config.exports().by_name(b"/data").unwrap();
-    assert_eq!((export.id, export.sync), (7, false));
+    assert_eq!((export.id, export.sync, export.file_sync_writes), (7, false, true));
     assert_eq!(
         export.policy,
         IoPolicy {

@@ -161,9 +161,9 @@ impl Admitted<'_> {
     }
 
     fn below(&self, handle: KernelHandle) -> Object {
-        let Export { sync, policy, limits, .. } = *self.export;
-        let is_limited = limits.are_set();
-        Object { root: Arc::clone(self.root), handle, sync, policy, is_limited }
+        let Export { sync, file_sync_writes, policy, limits, .. } = *self.export;
+        let (root, is_limited) = (Arc::clone(self.root), limits.are_set());
+        Object { root, handle, sync, file_sync_writes, policy, is_limited }
     }
 }
 
@@ -174,6 +174,8 @@ pub(crate) struct Object {
     handle: KernelHandle,
     /// Metadata operations are durable before they are answered.
     pub(crate) sync: bool,
+    /// Each WRITE is FILE_SYNC.
+    pub(crate) file_sync_writes: bool,
     /// How READs and WRITEs treat the page cache.
     pub(crate) policy: IoPolicy,
     /// The export has limits of calls or bytes.

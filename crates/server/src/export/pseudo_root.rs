@@ -142,6 +142,7 @@ mod tests {
             name: name.to_owned(),
             path: PathBuf::from("/"),
             sync: true,
+            file_sync_writes: false,
             policy: IoPolicy::default(),
             limits: Limits::default(),
             rules: Vec::new(),

@@ -157,6 +157,8 @@ pub struct Export {
     pub path: PathBuf,
     /// Whether a change of metadata reaches stable storage before its reply.
     pub sync: bool,
+    /// Whether each WRITE is FILE_SYNC, whatever its client asks for.
+    pub file_sync_writes: bool,
     /// How READs and WRITEs treat the page cache.
     pub policy: IoPolicy,
     /// The calls and bytes that it serves per second.

@@ -1,11 +1,11 @@
 //! Between the file operations' terms and NFSv3's.
 
-use proto::nfs3::{self, DeviceSpec, FileType, Time, WccAttributes, WccData};
+use proto::nfs3::{self, DeviceSpec, FileType, StableHow, Time, WccAttributes, WccData};
 
 use crate::export::Object;
 use crate::fs::{Status, Timestamp};
 use crate::inode_cache::{Attributes, Wcc};
-use crate::vfs::{AttributeChange, SetTime};
+use crate::vfs::{AttributeChange, SetTime, Stability};
 
 /// The NFSv3 status of a refusal.
 pub(super) fn status(status: Status) -> nfs3::Status {
@@ -94,6 +94,24 @@ pub(super) fn wcc(object: &Object, wcc: &Wcc) -> WccData {
             ctime: time(before.ctime),
         }),
         after: wcc.after.map(|after| attributes(object, &after)),
+    }
+}
+
+/// The stability that a WRITE asks for.
+pub(super) fn stability(asked: StableHow) -> Stability {
+    match asked {
+        StableHow::Unstable => Stability::Unstable,
+        StableHow::DataSync => Stability::DataSync,
+        StableHow::FileSync => Stability::FileSync,
+    }
+}
+
+/// The stability that it has.
+pub(super) fn committed(stability: Stability) -> StableHow {
+    match stability {
+        Stability::Unstable => StableHow::Unstable,
+        Stability::DataSync => StableHow::DataSync,
+        Stability::FileSync => StableHow::FileSync,
     }
 }
 

@@ -1,13 +1,12 @@
 //! WRITE and COMMIT.
 
 use io::WriteData;
-use proto::nfs3::{CommitArgs, CommitOk, StableHow, WccData, WriteHead, WriteOk, WriteVerifier};
+use proto::nfs3::{CommitArgs, CommitOk, WccData, WriteHead, WriteOk, WriteVerifier};
 
 use super::{Outcome, Refused, convert};
 use crate::fs::Status;
 use crate::request::Request;
 use crate::trace::Event;
-use crate::vfs::Stability;
 
 /// WRITE, RFC 1813 §3.3.7.
 pub(super) async fn write(
@@ -32,11 +31,7 @@ async fn perform_write(
         // Received and discarded: FSINFO reported the limit to the client (wtmax).
         return Err(Status::Invalid.into());
     }
-    let stability = match args.stable {
-        StableHow::Unstable => Stability::Unstable,
-        StableHow::DataSync => Stability::DataSync,
-        StableHow::FileSync => Stability::FileSync,
-    };
+    let stability = convert::stability(args.stable);
     let (vfs, call) = (&request.service.vfs, request.call_id(|| args.file));
     let held = vfs.hold(&object).await?;
     let object = (&object, &held);
@@ -46,7 +41,7 @@ async fn perform_write(
     Ok(WriteOk {
         wcc,
         count: u32::try_from(done.count).expect("at most what was sent"),
-        committed: args.stable,
+        committed: convert::committed(done.committed),
         verifier: WriteVerifier(done.verifier),
     })
 }

@@ -1,13 +1,13 @@
 //! Between the file operations' terms and NFSv4's.
 
 use proto::nfs4::{
-    self, Bitmap, ChangeInfo, FileType, KNOWN_ATTRIBUTES, RawAttributes, Time, attribute,
+    self, Bitmap, ChangeInfo, FileType, KNOWN_ATTRIBUTES, RawAttributes, StableHow, Time, attribute,
 };
 
 use super::{Outcome, Refused};
 use crate::fs::{Status, Timestamp};
 use crate::inode_cache::{Attributes, Wcc};
-use crate::vfs::{Applied, AttributeChange, SetTime};
+use crate::vfs::{Applied, AttributeChange, SetTime, Stability};
 
 /// The attributes that are supported by minor version 2.
 pub(super) const SUPPORTED: Bitmap = KNOWN_ATTRIBUTES;
@@ -75,6 +75,24 @@ pub(super) fn check_regular(file_type: rustix::fs::FileType) -> Outcome<()> {
         Kind::Fifo | Kind::Socket | Kind::CharacterDevice | Kind::BlockDevice | Kind::Unknown => {
             Err(nfs4::Status::WrongType.into())
         }
+    }
+}
+
+/// The stability that a WRITE asks for.
+pub(super) fn stability(asked: StableHow) -> Stability {
+    match asked {
+        StableHow::Unstable => Stability::Unstable,
+        StableHow::DataSync => Stability::DataSync,
+        StableHow::FileSync => Stability::FileSync,
+    }
+}
+
+/// The stability that a WRITE or COPY has.
+pub(super) fn committed(stability: Stability) -> StableHow {
+    match stability {
+        Stability::Unstable => StableHow::Unstable,
+        Stability::DataSync => StableHow::DataSync,
+        Stability::FileSync => StableHow::FileSync,
     }
 }
 

@@ -1,12 +1,13 @@
 //! SEEK, ALLOCATE, DEALLOCATE, COPY and CLONE, RFC 7862.
 
 use proto::nfs4::{
-    AllocateArgs, CloneArgs, Content, CopyArgs, CopyOk, SeekArgs, SeekOk, ShareAccess, StableHow,
-    Stateid, Status, Verifier,
+    AllocateArgs, CloneArgs, Content, CopyArgs, CopyOk, SeekArgs, SeekOk, ShareAccess, Stateid,
+    Status, Verifier,
 };
 
 use super::Outcome;
 use super::compound::Compound;
+use super::convert;
 use super::resolved_handle::Located;
 use crate::fs::Caller;
 use crate::vfs::{Allocation, CopyRange, Sought};
@@ -53,8 +54,8 @@ impl Compound<'_> {
         let (source, destination, range) = self.copy_range(&args.range).await?;
         let vfs = &self.request.service.vfs;
         let done = vfs.copy(source.end(), destination.end(), range).await?;
-        let verifier = Verifier(done.verifier);
-        Ok(CopyOk { count: done.count, committed: StableHow::Unstable, verifier })
+        let (committed, verifier) = (convert::committed(done.committed), Verifier(done.verifier));
+        Ok(CopyOk { count: done.count, committed, verifier })
     }
 
     /// The source, the destination and the bytes of a copy that the stateids allow.

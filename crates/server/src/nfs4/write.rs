@@ -2,18 +2,16 @@
 
 use io::{BUFFER_ALIGN, WriteData};
 use proto::nfs4::{
-    CommitArgs, CommitOk, NFS4_OK, OperationCode, ShareAccess, StableHow, Status, Verifier,
-    WriteHead, WriteOk,
+    CommitArgs, CommitOk, NFS4_OK, OperationCode, ShareAccess, Status, Verifier, WriteHead, WriteOk,
 };
 use proto::xdr::Reader;
 
 use super::Outcome;
 use super::compound::Compound;
-use super::convert::check_regular;
+use super::convert::{self, check_regular};
 use super::operation::decoded;
 use super::resolved_handle::Located;
 use crate::trace::{Detail, Event};
-use crate::vfs::Stability;
 
 impl Compound<'_> {
     /// WRITE, RFC 8881 §18.32. The data was received apart, unless it stands behind operations that
@@ -74,11 +72,7 @@ impl Compound<'_> {
         let WriteHead { stateid, offset, stable, .. } = args;
         let (caller, held) = self.check_io(&located, stateid, ShareAccess::Write).await?;
         check_regular(held.file_type())?;
-        let stability = match stable {
-            StableHow::Unstable => Stability::Unstable,
-            StableHow::DataSync => Stability::DataSync,
-            StableHow::FileSync => Stability::FileSync,
-        };
+        let stability = convert::stability(*stable);
         let (vfs, call) = (&self.request.service.vfs, self.call_id(&located.object));
         let object = (&located.object, &held);
         let answer = vfs.write(&caller, object, call, *offset, &mut data, stability).await;
@@ -86,7 +80,7 @@ impl Compound<'_> {
         let done = answer.result?;
         Ok(WriteOk {
             count: u32::try_from(done.count).expect("as sent"),
-            committed: *stable,
+            committed: convert::committed(done.committed),
             verifier: Verifier(done.verifier),
         })
     }

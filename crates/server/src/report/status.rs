@@ -67,6 +67,8 @@ pub struct ExportStatus {
     pub splice: bool,
     /// Whether changes of metadata are durable before their reply.
     pub sync: bool,
+    /// Whether each WRITE is FILE_SYNC, whatever its client asks for.
+    pub file_sync_writes: bool,
     /// The hosts of all rules.
     pub hosts: Vec<String>,
 }
@@ -171,6 +173,7 @@ fn export_status(export: &Export, switches: &Switches) -> ExportStatus {
         read_ahead: export.policy.read_ahead && switches.read_ahead(),
         splice: export.policy.splice && switches.splice(),
         sync: export.sync,
+        file_sync_writes: export.file_sync_writes,
         hosts: export.host_specs().collect(),
     }
 }

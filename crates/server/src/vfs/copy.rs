@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use super::read_ahead::is_resident;
 use super::read_data::drop_behind;
-use super::{Caller, Object, Status, Vfs};
+use super::{Caller, Object, Stability, Status, Vfs};
 use crate::counters::CallKind;
 use crate::inode_cache::{Change, Changing, Inode, Permitted, Reading, SystemCalls, Writing};
 
@@ -56,6 +56,8 @@ impl CopyRange {
 pub(crate) struct CopyDone {
     /// Bytes copied, possibly fewer than asked for.
     pub(crate) count: u64,
+    /// The stability that they have.
+    pub(crate) committed: Stability,
     /// The verifier as it was before they were written.
     pub(crate) verifier: [u8; 8],
 }
@@ -196,7 +198,7 @@ impl Vfs {
     }
 
     /// COPY, RFC 7862 §15.2: reads as the caller of the source, writes as that of the destination.
-    /// Unstable, as a WRITE is.
+    /// As a WRITE that asks for UNSTABLE.
     ///
     /// # Errors
     /// `Invalid` for ranges that overlap in one file, or that end behind the source; `CrossDevice`;
@@ -224,7 +226,8 @@ impl Vfs {
         let target = range.of_destination();
         let what = (Changing::Data, Lengths::up_to(target.end()));
         let (file, change) = self.begin_change(caller, object, what).await?;
-        let verifier = file.root().file_system.verifier.current();
+        let (verifier, failures) = (file.root().file_system.verifier.current(), file.failures());
+        let (written, committed) = (Arc::clone(&file), Stability::Unstable.promoted(object));
         // The client goes on with the rest, and would copy what this call has written.
         check_apart(&from, &file, whole)?;
         let read = self.source(source.caller, &from).await?;
@@ -253,7 +256,10 @@ impl Vfs {
             result
         };
         let count = self.in_data_lane(caller, job).await?;
-        Ok(CopyDone { count, verifier })
+        if let Some(flush) = committed.flush() {
+            self.make_durable(&written, flush, failures, CallKind::Other).await?;
+        }
+        Ok(CopyDone { count, committed, verifier })
     }
 
     /// The bytes of the source that a range names.

@@ -25,8 +25,14 @@ pub(crate) enum Stability {
 }
 
 impl Stability {
+    /// That of a WRITE or COPY to an object whose client asks for this one. Decided here alone, for
+    /// all versions, and before WRITEs are put into batches.
+    pub(super) fn promoted(self, object: &Object) -> Self {
+        if object.file_sync_writes { Self::FileSync } else { self }
+    }
+
     /// The flush that it takes.
-    fn flush(self) -> Option<Flush> {
+    pub(super) fn flush(self) -> Option<Flush> {
         match self {
             Self::Unstable => None,
             Self::DataSync => Some(Flush::Data),
@@ -40,6 +46,8 @@ impl Stability {
 pub(crate) struct WriteDone {
     /// Bytes taken; fewer than sent when the disk filled up half-way.
     pub(crate) count: usize,
+    /// The stability that they have.
+    pub(crate) committed: Stability,
     /// The verifier as it was before the data was written.
     pub(crate) verifier: [u8; 8],
 }
@@ -51,7 +59,7 @@ impl Vfs {
     /// the page cache the kernel would make WRITEs wait for each other all the same. Those that
     /// wait for it are performed together when it is free. Those past the page cache share the
     /// file. The flush of a stable WRITE comes after, and is shared with others. A WRITE that
-    /// succeeds has the `stability` that it asked for.
+    /// succeeds has the `stability` that it asked for, or FILE_SYNC where the export has no other.
     ///
     /// # Errors
     /// `Stale`, `Delegated`, `IsDirectory`, `Invalid`, `Access`, `ReadOnly`, `TooLarge`, `NoSpace`,
@@ -65,7 +73,8 @@ impl Vfs {
         data: &mut Option<WriteData>,
         stability: Stability,
     ) -> Answer<Wcc, WriteDone> {
-        let (caller, mode, flush) = (caller.clone(), object.policy.write, stability.flush());
+        let committed = stability.promoted(object);
+        let (caller, mode, flush) = (caller.clone(), object.policy.write, committed.flush());
         let request = WriteRequest { caller, call, mode, offset, data: data.take(), flush };
         let request = Box::new(request);
         let turn = match self.write_in_turn(file, request).await {
@@ -80,7 +89,7 @@ impl Vfs {
             }
             _ => result,
         };
-        let result = result.map(|count| WriteDone { count, verifier });
+        let result = result.map(|count| WriteDone { count, committed, verifier });
         if let Ok(done) = &result {
             let count = done.count as u64;
             self.tracer.emit(Event::WriteIoDone, call, offset, count, format_args!(""));

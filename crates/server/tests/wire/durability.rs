@@ -6,9 +6,9 @@ use std::time::Duration;
 use proto::nfs3::*;
 
 use crate::client::{Client, mode, ok, refusal};
-use crate::fixture::{Fixture, Mounted, is_root, run_or_skip, set_mode};
+use crate::fixture::{Fixture, Mounted, in_modes, is_root, run_or_skip, set_mode};
 use crate::limits::in_own_process;
-use crate::local_file::eventually;
+use crate::local_file::{MODES, eventually};
 use crate::programs::{PROGRAM, can_be_executed, is_open_for_writing};
 
 const STABLE: [StableHow; 3] = [StableHow::Unstable, StableHow::DataSync, StableHow::FileSync];
@@ -22,6 +22,31 @@ fn a_write_reports_its_stability() {
         let done = ok(client.write_stable(file, 0, b"data", stable));
         assert!(done.committed >= stable, "{:?} for {stable:?}", done.committed);
         assert_eq!(done.count, 4);
+    }
+}
+
+#[test]
+fn each_write_is_file_sync_by_file_sync_writes_and_a_reload_changes_the_next_one() {
+    for mode in MODES {
+        let asked = in_modes("", "buffered", mode);
+        let promoted = format!("{asked}\n    file_sync_writes = true");
+        let fixture = Fixture::with(&promoted);
+        let (mut client, root) = fixture.mounted();
+        let file = client.create(root, "f");
+        let data = vec![7; 1 << 20];
+        let mut committed = |config: &str, len: usize| {
+            fixture.reload(config);
+            STABLE.map(|stable| {
+                let done = ok(client.write_stable(file, 4096, &data[..len], stable));
+                assert_eq!(done.count as usize, len, "{mode}");
+                assert_eq!(ok(client.commit(file)).verifier, done.verifier, "{mode}");
+                done.committed
+            })
+        };
+        for len in [0, 4, data.len()] {
+            assert_eq!(committed(&promoted, len), [StableHow::FileSync; 3], "{mode}, {len}");
+            assert_eq!(committed(&asked, len), STABLE, "{mode}, {len}");
+        }
     }
 }
 
@@ -160,17 +185,23 @@ fn on_lying_disk_in(mode: &str, body: impl FnOnce(&Fixture, Client, FileHandle))
         return;
     }
     let mut mounts = None;
-    let exports = ["/export", "/second"].map(|name| {
-        format!(
-            "[[export]]\npath = \"$DIR/export\"\nname = \"{name}\"\nsquash = \"none\"\n\
-             sync = false\nio_cache_write = \"{mode}\"\n"
-        )
-    });
-    let fixture = Fixture::prepared(&exports.concat(), |dir| mounts = lying_disk(dir));
+    let config = twice_exported(&format!("io_cache_write = \"{mode}\""));
+    let fixture = Fixture::prepared(&config, |dir| mounts = lying_disk(dir));
     let Some(_mounts) = mounts else { return };
     let (mut client, root) = fixture.mounted();
     let file = client.create(root, "f");
     body(&fixture, client, file);
+}
+
+/// Two exports of one directory with these settings.
+fn twice_exported(settings: &str) -> String {
+    let export = |name| {
+        format!(
+            "[[export]]\npath = \"$DIR/export\"\nname = \"{name}\"\nsquash = \"none\"\n\
+             sync = false\n{settings}\n"
+        )
+    };
+    ["/export", "/second"].map(export).concat()
 }
 
 /// Fills the kernel's memory with four MiB of the file.
@@ -202,6 +233,23 @@ fn a_failed_stable_write_is_an_error_and_changes_the_verifier() {
         assert!(matches!(status, Status::Io | Status::Nospc), "{status:?}");
         assert_ne!(ok(client.commit(file)).verifier, verifier);
     });
+}
+
+#[test]
+fn an_unstable_write_is_flushed_before_its_reply_by_file_sync_writes() {
+    // In `direct` a WRITE of 1 MiB goes past the kernel's memory and fails without a flush.
+    for mode in MODES.into_iter().filter(|mode| *mode != "direct") {
+        on_lying_disk_in(mode, |fixture, mut client, file| {
+            let config = format!("io_cache_write = \"{mode}\"\nfile_sync_writes = true");
+            fixture.reload(&twice_exported(&config));
+            let data = vec![7; 1 << 20];
+            let mut write = |number: u64| client.write(file, number << 20, &data);
+            // Without the flush the kernel takes all of them.
+            let failed = (0..4).find_map(|number| write(number).err());
+            let status = failed.map(|failed| failed.status);
+            assert!(matches!(status, Some(Status::Io | Status::Nospc)), "{mode}: {status:?}");
+        });
+    }
 }
 
 #[test]

@@ -10,6 +10,7 @@ fn export(name: &str, id: u32) -> Export {
         name: name.to_owned(),
         path,
         sync: true,
+        file_sync_writes: false,
         policy: IoPolicy::default(),
         limits: Limits::default(),
         rules,

@@ -39,11 +39,16 @@ struct Rig {
 
 impl Rig {
     fn new(mode: &str) -> Self {
+        Self::with(&format!("io_cache_write = \"{mode}\""))
+    }
+
+    /// With settings of the export.
+    fn with(settings: &str) -> Self {
         let dir = directory();
         let path = dir.path().join("export/f");
         std::fs::write(&path, "").unwrap();
         set_mode(&path, 0o666);
-        let rules = format!("squash = \"none\"\nio_cache_write = \"{mode}\"");
+        let rules = format!("squash = \"none\"\n{settings}");
         let config = config(dir.path(), "", &rules);
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
@@ -362,6 +367,22 @@ fn each_write_of_a_batch_has_the_stability_that_it_asked_for() {
     }
     assert_eq!(rig.content(), b"abcabcabcabcabc");
     assert!(!inode.is_dirty(), "the FILE_SYNC one covers all of them");
+}
+
+#[test]
+fn unstable_writes_of_a_batch_are_flushed_by_file_sync_writes() {
+    for mode in ["buffered", "dontcache", "direct", "auto"] {
+        let rig = Rig::with(&format!("io_cache_write = \"{mode}\"\nfile_sync_writes = true"));
+        let data = vec![7; 47_008];
+        let writes: Vec<_> = (0..8).map(|nth| (0, nth * 47_008, &data[..], UNSTABLE)).collect();
+        let inode = rig.inode();
+        for reply in perform(&rig, &writes) {
+            let done = reply.unwrap();
+            assert_eq!((done.count, done.committed), (47_008, StableHow::FileSync), "{mode}");
+        }
+        assert!(!inode.is_dirty(), "{mode}");
+        assert!(rig.content() == [7; 8 * 47_008], "{mode}");
+    }
 }
 
 #[test]

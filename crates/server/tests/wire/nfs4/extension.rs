@@ -191,6 +191,21 @@ fn copy_takes_bytes_from_one_file_to_another() {
 }
 
 #[test]
+fn a_copy_is_as_stable_as_an_unstable_write() {
+    let promoted = format!("{ALL_VERSIONS}    file_sync_writes = true\n");
+    let mut bed = Bed::of(Fixture::with(&promoted));
+    bed.write("source", 0, &[7; BLOCK]);
+    let (source, target) = (bed.source.0, bed.target.0);
+    for (config, committed) in
+        [(&promoted[..], StableHow::FileSync), (ALL_VERSIONS, StableHow::Unstable)]
+    {
+        bed.fixture.reload(config);
+        let done = bed.copy(bed.range(0, 0, 0), source, target).unwrap();
+        assert_eq!((done.count, done.committed), (BLOCK as u64, committed));
+    }
+}
+
+#[test]
 fn copy_leaves_the_page_cache_of_its_source_as_it_was() {
     const FILE_BYTES: usize = 8 << 20;
     // Of pages that were in use when they were dropped.
