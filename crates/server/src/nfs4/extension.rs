@@ -46,14 +46,17 @@ impl Compound<'_> {
     }
 
     /// COPY, RFC 7862 §15.2, within this server. The reply comes when the bytes are copied, whether
-    /// or not the client would wait for a callback.
+    /// or not the client would wait for a callback. It is short if that takes long, or once the
+    /// stateids do not allow it any more.
     pub(super) async fn copy(&mut self, args: CopyArgs) -> Outcome<CopyOk> {
         if args.is_between_servers {
             return Err(Status::Notsupp.into());
         }
         let (source, destination, range) = self.copy_range(&args.range).await?;
         let vfs = &self.request.service.vfs;
-        let done = vfs.copy(source.end(), destination.end(), range).await?;
+        let (this, range_args) = (&*self, &args.range);
+        let is_allowed = || async move { this.copy_range(range_args).await.is_ok() };
+        let done = vfs.copy(source.end(), destination.end(), range, is_allowed).await?;
         let (committed, verifier) = (convert::committed(done.committed), Verifier(done.verifier));
         Ok(CopyOk { count: done.count, committed, verifier })
     }

@@ -5,10 +5,12 @@ use std::io::ErrorKind;
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use io::{ByteRange, IoMode, Lengths, RangeGuard, RangeUse};
 use rustix::fs::{Advice, FallocateFlags, SeekFrom, copy_file_range, fadvise, fallocate, seek};
 use rustix::io::Errno;
+use tokio::task::yield_now;
 
 use super::read_ahead::is_resident;
 use super::read_data::drop_behind;
@@ -48,6 +50,12 @@ impl CopyRange {
 
     fn of_destination(self) -> ByteRange {
         ByteRange::between(self.to, self.to + self.count)
+    }
+
+    /// The next part to be copied when `done` bytes of the whole range are.
+    fn slice_behind(self, done: u64) -> Self {
+        let count = (self.count - done).min(COPY_SLICE_BYTES);
+        Self { from: self.from + done, to: self.to + done, count }
     }
 }
 
@@ -198,38 +206,83 @@ impl Vfs {
     }
 
     /// COPY, RFC 7862 §15.2: reads as the caller of the source, writes as that of the destination.
-    /// As a WRITE that asks for UNSTABLE.
+    /// As a WRITE that asks for UNSTABLE. Copies for about [`COPY_TIME_MAX`], no more than
+    /// [`COPY_FLUSHED_BYTES_MAX`] if it is to flush them, and no longer than `may_go_on` returns
+    /// true. That is called between two slices, where the copy holds no lock. What the callers were
+    /// permitted when they opened the files is taken from the beginning of the call.
     ///
     /// # Errors
     /// `Invalid` for ranges that overlap in one file, or that end behind the source; `CrossDevice`;
     /// those of READ and WRITE.
-    pub(crate) async fn copy(
+    pub(crate) async fn copy<F: Future<Output = bool>>(
         &self,
         source: CopyEnd<'_>,
         destination: CopyEnd<'_>,
         range: CopyRange,
-    ) -> Result<CopyDone, Status> {
-        let attempt = || self.copy_once(source, destination, range);
-        self.with_space(destination.object.root(), attempt).await
-    }
-
-    async fn copy_once(
-        &self,
-        source: CopyEnd<'_>,
-        destination: CopyEnd<'_>,
-        range: CopyRange,
+        may_go_on: impl Fn() -> F,
     ) -> Result<CopyDone, Status> {
         let from = self.hold(source.object).await?;
-        let CopyEnd { caller, object } = destination;
+        let file = self.hold(destination.object).await?;
         let whole = self.resolve(&from, range).await?;
-        let range = CopyRange { count: whole.count.min(COPY_BYTES_MAX), ..whole };
+        // Not each slice by itself: later ones would copy what those before them have written.
+        check_apart(&from, &file, whole)?;
+        let committed = Stability::Unstable.promoted(destination.object);
+        let flush = committed.flush();
+        let bytes_max = flush.map_or(u64::MAX, |_| COPY_FLUSHED_BYTES_MAX);
+        let part = CopyRange { count: whole.count.min(bytes_max), ..whole };
+        let (verifier, failures) = (file.root().file_system.verifier.current(), file.failures());
+        let count = self.copy_slices(source, destination, part, may_go_on).await?;
+        if let Some(flush) = flush {
+            self.make_durable(&file, flush, failures, CallKind::Other).await?;
+        }
+        Ok(CopyDone { count, committed, verifier })
+    }
+
+    /// Copies one slice after the other. Returns the bytes copied, all from the beginning of the
+    /// range.
+    ///
+    /// # Errors
+    /// Those of the first slice. An error of a later one ends the copy: the client goes on where it
+    /// has ended, and gets the error then.
+    async fn copy_slices<F: Future<Output = bool>>(
+        &self,
+        source: CopyEnd<'_>,
+        destination: CopyEnd<'_>,
+        whole: CopyRange,
+        may_go_on: impl Fn() -> F,
+    ) -> Result<u64, Status> {
+        let (begun, mut count) = (Instant::now(), 0);
+        loop {
+            let slice = whole.slice_behind(count);
+            let attempt = || self.copy_slice(source, destination, slice);
+            let copied = match self.with_space(destination.object.root(), attempt).await {
+                Err(status) if count == 0 => return Err(status),
+                copied => copied.unwrap_or(0),
+            };
+            count += copied;
+            if copied < slice.count || count == whole.count || begun.elapsed() >= COPY_TIME_MAX {
+                return Ok(count);
+            }
+            // A task that goes on in a lane goes behind the other work of its client
+            // (`Progress::Woken`). A thread that runs it to its end (`run_here`) goes on with it.
+            yield_now().await;
+            if !may_go_on().await {
+                return Ok(count);
+            }
+        }
+    }
+
+    async fn copy_slice(
+        &self,
+        source: CopyEnd<'_>,
+        destination: CopyEnd<'_>,
+        range: CopyRange,
+    ) -> Result<u64, Status> {
+        let from = self.hold(source.object).await?;
+        let CopyEnd { caller, object } = destination;
         let target = range.of_destination();
         let what = (Changing::Data, Lengths::up_to(target.end()));
         let (file, change) = self.begin_change(caller, object, what).await?;
-        let (verifier, failures) = (file.root().file_system.verifier.current(), file.failures());
-        let (written, committed) = (Arc::clone(&file), Stability::Unstable.promoted(object));
-        // The client goes on with the rest, and would copy what this call has written.
-        check_apart(&from, &file, whole)?;
         let read = self.source(source.caller, &from).await?;
         let read = self.plan_copy_source(read, source.object.policy.read).await?;
         let (destination, writer) = self.destination(caller, &file, &change).await?;
@@ -255,11 +308,7 @@ impl Vfs {
             change.end(writer.as_fd());
             result
         };
-        let count = self.in_data_lane(caller, job).await?;
-        if let Some(flush) = committed.flush() {
-            self.make_durable(&written, flush, failures, CallKind::Other).await?;
-        }
-        Ok(CopyDone { count, committed, verifier })
+        self.in_data_lane(caller, job).await
     }
 
     /// The bytes of the source that a range names.
@@ -480,5 +529,16 @@ const TRIED_BYTES: u64 = 64 << 10;
 /// Bytes that the kernel is asked to begin to read at once. It cuts them to the longest request of
 /// the device or its read-ahead, which is no less on usual devices.
 const BEGUN_BYTES: u64 = 128 << 10;
-/// Bytes of one COPY, which keeps a data thread.
-const COPY_BYTES_MAX: u64 = 4 << 20;
+/// Bytes that a COPY copies at a time. For so long it keeps a data thread, the lock of the file and
+/// room in the window.
+const COPY_SLICE_BYTES: u64 = 4 << 20;
+/// The time after which a COPY begins no further slice. Clients send a COMMIT after each COPY, so
+/// short ones make many flushes. But each call is to end long before a client takes the server for
+/// dead (60 s on Linux) or a lease ends.
+const COPY_TIME_MAX: Duration = Duration::from_secs(1);
+/// Bytes of a COPY that is flushed before its reply. In [`COPY_TIME_MAX`] memory takes some GiB,
+/// which a slow disk writes for longer than a client waits. One of 5 MiB/s writes this in 13 s.
+const COPY_FLUSHED_BYTES_MAX: u64 = 64 << 20;
+
+#[cfg(test)]
+mod tests;

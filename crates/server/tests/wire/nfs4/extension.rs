@@ -1,6 +1,7 @@
 //! SEEK, ALLOCATE, DEALLOCATE, COPY and CLONE of version 4.2.
 
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::time::{Duration, Instant};
 
 use io::ByteRange;
 use proto::nfs4::*;
@@ -12,6 +13,8 @@ use crate::local_file::{LocalFile, assert_same, content};
 use crate::skip::skip_in_ci_too;
 
 const BLOCK: usize = 64 << 10;
+/// The time after which a COPY begins no further slice.
+const COPY_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// A client with two files open.
 struct Bed {
@@ -36,6 +39,11 @@ impl Bed {
     fn write(&self, name: &str, offset: usize, data: &[u8]) {
         let file = std::fs::OpenOptions::new().write(true).open(self.fixture.exported(name));
         file.unwrap().write_all_at(data, offset as u64).unwrap();
+    }
+
+    fn set_source_length(&self, length: u64) {
+        let file = std::fs::OpenOptions::new().write(true).open(self.fixture.exported("source"));
+        file.unwrap().set_len(length).unwrap();
     }
 
     fn contents(&self, name: &str) -> Vec<u8> {
@@ -206,6 +214,47 @@ fn a_copy_is_as_stable_as_an_unstable_write() {
 }
 
 #[test]
+fn a_copy_that_fails_midway_counts_what_is_copied() {
+    // A hole takes no space, but its copy does. The third slice fails at its first byte.
+    const SOURCE_BYTES: u64 = 16 << 20;
+    const DISK_BYTES: u64 = 8 << 20;
+    let over = Fixture::over(ALL_VERSIONS, |dir| Mounted::tmpfs_export(dir, 8 << 10));
+    let Some((fixture, _mount)) = over else { return };
+    let mut bed = Bed::of(fixture);
+    let (source, target) = (bed.source.0, bed.target.0);
+    bed.set_source_length(SOURCE_BYTES);
+    let begun = Instant::now();
+    let mut done = bed.copy(bed.range(0, 0, 0), source, target).unwrap().count;
+    assert!(done == DISK_BYTES || begun.elapsed() >= COPY_TIME_MAX, "{done} bytes");
+    let mut failed = None;
+    while failed.is_none() {
+        match bed.copy(bed.range(done, done, 0), source, target) {
+            Ok(copied) => done += copied.count,
+            Err(status) => failed = Some(status),
+        }
+        assert_eq!(bed.contents("target").len() as u64, done);
+    }
+    assert_eq!(failed, Some(Status::Nospc));
+    assert_eq!(done, DISK_BYTES);
+}
+
+#[test]
+fn a_copy_that_is_flushed_before_its_reply_ends_after_64_mib() {
+    const FLUSHED_BYTES_MAX: u64 = 64 << 20;
+    let promoted = format!("{ALL_VERSIONS}    file_sync_writes = true\n");
+    // Where a flush takes no time.
+    let over = Fixture::over(&promoted, |dir| Mounted::tmpfs_export(dir, 128 << 10));
+    let Some((fixture, _mount)) = over else { return };
+    let mut bed = Bed::of(fixture);
+    bed.set_source_length(FLUSHED_BYTES_MAX + BLOCK as u64);
+    let (source, target) = (bed.source.0, bed.target.0);
+    let begun = Instant::now();
+    let done = bed.copy(bed.range(0, 0, 0), source, target).unwrap().count;
+    let is_late = done < FLUSHED_BYTES_MAX && begun.elapsed() >= COPY_TIME_MAX;
+    assert!(done == FLUSHED_BYTES_MAX || is_late, "{done} bytes");
+}
+
+#[test]
 fn copy_leaves_the_page_cache_of_its_source_as_it_was() {
     const FILE_BYTES: usize = 8 << 20;
     // Of pages that were in use when they were dropped.
@@ -258,7 +307,7 @@ fn copy_within_a_file_needs_ranges_apart() {
 #[test]
 fn copy_within_a_file_needs_all_bytes_apart_when_it_copies_only_some() {
     let mut bed = Bed::new();
-    // A COPY takes 4 MiB at most: the client continues it where it stopped.
+    // A COPY copies 4 MiB at a time.
     let part = 4 << 20;
     let data = [vec![1; part], vec![2; part], vec![3; part], vec![4; part]].concat();
     bed.write("source", 0, &data);
