@@ -22,8 +22,8 @@
 //! some file systems. Two changes within a step have one ctime, and a client that has read in
 //! between would never see the second. So a change that ends with a ctime which was shown before is
 //! shown with a later one, [`STEP`] after it, until the kernel's has passed that. Only this server
-//! knows it. Where another client than the one that made the change has seen the ctime, the kernel's
-//! is to be renewed once its clock has gone on ([`ChangeStamps::is_behind`]).
+//! knows it. Where another client than the one that made the change has seen the ctime, the
+//! kernel's is to be renewed once its clock has gone on ([`ChangeStamps::is_behind`]).
 //!
 //! A local process may change the inode meanwhile, and its change counts at once. What was read is
 //! its work where no change of this server explains it: a length that none of those at work leads
@@ -32,7 +32,7 @@
 
 use std::ops::Range;
 use std::sync::PoisonError;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::engine::ClientId;
@@ -47,6 +47,13 @@ const STAMP_DELAY: Duration = Duration::from_millis(100);
 /// The time from a ctime that was shown to that of the next change, where the kernel has given both
 /// the same. There is room in it for the stamps between the changes of one turn.
 const STEP: Duration = Duration::from_micros(1);
+
+/// The longest step of a kernel's clock for files: of vfat, two seconds.
+const CLOCK_STEP_MAX: Duration = Duration::from_secs(2);
+
+/// Attempts to renew a ctime, one in a second. The clock has gone on by the third, but where the
+/// system refuses it, or keeps no ctime, none succeeds.
+const RENEWALS_MAX: u8 = 4;
 
 /// Seconds since 1970 and nanoseconds below 1,000,000,000.
 pub type StampTime = (i64, u32);
@@ -141,6 +148,68 @@ pub fn stamps_between((before, after): Pair, count: usize) -> Option<Vec<Stamp>>
     has_room.then_some(stamps)
 }
 
+/// Clients that have seen a stamp, or have made a change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Clients {
+    /// None.
+    #[default]
+    None,
+    /// One.
+    One(ClientId),
+    /// Several, or not known which.
+    Many,
+}
+
+impl Clients {
+    /// These and another; 0 for one that is not known.
+    #[must_use]
+    pub fn and(self, client: ClientId) -> Self {
+        match self {
+            _ if client == 0 => Self::Many,
+            Self::None => Self::One(client),
+            Self::One(one) if one == client => self,
+            Self::One(_) | Self::Many => Self::Many,
+        }
+    }
+
+    fn and_all(self, others: Self) -> Self {
+        match others {
+            Self::None => self,
+            Self::One(one) => self.and(one),
+            Self::Many => Self::Many,
+        }
+    }
+
+    /// Whether there may be one among them that is not the only one of `others`.
+    fn has_other_than(self, others: Self) -> bool {
+        match (self, others) {
+            (Self::None, _) => false,
+            (Self::One(one), Self::One(other)) => one != other,
+            (Self::One(_) | Self::Many, _) => true,
+        }
+    }
+}
+
+/// The mtime that a change leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mtime {
+    /// The kernel renews it with the ctime: data or names have changed.
+    Renewed,
+    /// The one that the inode had.
+    Kept,
+    /// One that the change sets.
+    Set,
+}
+
+/// The authors of a change and what it does to the mtime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// Those that have made it; several if WRITEs were made as one.
+    pub by: Clients,
+    /// See there.
+    pub mtime: Mtime,
+}
+
 /// Counts the changes that have ended or are about to, of all inodes.
 #[derive(Debug, Default)]
 pub struct ChangeClock(AtomicU64);
@@ -177,8 +246,8 @@ impl ChangeClock {
 #[derive(Debug, Default)]
 pub struct ChangeStamps {
     state: Mutex<State>,
-    /// See [`Self::is_behind`].
-    is_behind: AtomicBool,
+    /// Renewals that are to be attempted, see [`Self::is_behind`].
+    renewals: AtomicU8,
 }
 
 #[derive(Debug, Default)]
@@ -194,8 +263,10 @@ struct State {
     ended: Option<Moment>,
     /// The stamp that is shown in the place of the kernel's, of an earlier time.
     raised: Option<Raised>,
-    /// Clients that have seen the present stamp.
-    seen_by: Seers,
+    /// It is of a change in progress that no [`ChangeStamps::settle`] has followed.
+    is_unsettled: bool,
+    /// Clients that have seen the present stamp, or one since the last change that has settled.
+    seen_by: Clients,
 }
 
 /// The stamp of a change whose ctime the kernel had given to one before it.
@@ -204,33 +275,6 @@ struct Raised {
     stamp: Stamp,
     /// The kernel's.
     live: Stamp,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-enum Seers {
-    #[default]
-    None,
-    One(ClientId),
-    Many,
-}
-
-impl Seers {
-    fn and(self, client: ClientId) -> Self {
-        match self {
-            Self::None => Self::One(client),
-            Self::One(one) if one == client => self,
-            Self::One(_) | Self::Many => Self::Many,
-        }
-    }
-
-    /// Whether another client than this is among them.
-    fn has_other_than(self, client: ClientId) -> bool {
-        match self {
-            Self::None => false,
-            Self::One(one) => one != client,
-            Self::Many => true,
-        }
-    }
 }
 
 /// Lengths and times that the changes at work can give the inode.
@@ -308,31 +352,35 @@ impl ChangeStamps {
         }
     }
 
-    /// The stamps before and after a change of `client` that is alone, all of which is done; `None`
-    /// of the latter if `now`, the kernel's, could not be read. The former is not the one that the
-    /// change began with if a local process's change was shown meanwhile: the pair must not cover
-    /// that. `None` as the client: the change was refused, and has changed nothing.
+    /// The stamps before and after a change that is alone; `None` of the latter if `now`, the
+    /// kernel's, could not be read. The former is not the one that the change began with if a local
+    /// process's change was shown meanwhile: the pair must not cover that. `done` is `None` for a
+    /// change that was refused, and has changed nothing. `clock` is that by which the kernel stamps
+    /// inodes.
     pub fn pair_exclusive(
         &self,
-        client: Option<ClientId>,
+        done: Option<Done>,
         now: Option<Stamp>,
+        clock: impl FnOnce() -> StampTime,
     ) -> (Stamp, Option<Stamp>) {
         let mut state = self.lock();
         let shown = state.shown.expect("it was published when the change began");
-        let after = now.map(|now| match client {
-            Some(client) => self.settle(&mut state, &shown, now, client),
-            None => self.visible(&mut state, now),
+        let after = now.map(|now| match done {
+            Some(done) if !is_of_old(&now, &shown, clock) => {
+                self.settle(&mut state, &shown, now, done)
+            }
+            Some(_) | None => self.visible(&mut state, now),
         });
         (shown.stamp, after)
     }
 
-    /// Ends a change of `client` that shares the inode and has all its data in place, up to the
-    /// offset `end`. `look` reads the stamp, at once. Returns the stamps before and after, or
-    /// `None` if `look` failed.
+    /// Ends a change of data by these clients that shares the inode and has all of it in place, up
+    /// to the offset `end`. `look` reads the stamp, at once. Returns the stamps before and after,
+    /// or `None` if `look` failed.
     pub fn end_shared(
         &self,
         clock: &ChangeClock,
-        client: ClientId,
+        by: Clients,
         end: u64,
         look: impl FnOnce() -> Option<Stamp>,
     ) -> Option<Pair> {
@@ -351,18 +399,20 @@ impl ChangeStamps {
             let size = shown.stamp.size.max(end).min(live.size);
             let stamp = Stamp { size, ..shown.stamp }.right_after(&shown.stamp);
             let since = if now.is_some() { since } else { shown.since };
-            state.shown = Some(Shown { stamp, live, since });
+            state.show(Shown { stamp, live, since });
+            state.seen_by = state.seen_by.and_all(by);
             now.map(|_| stamp)
         } else {
-            now.map(|now| self.settle(&mut state, &shown, now, client))
+            let done = Done { by, mtime: Mtime::Renewed };
+            now.map(|now| self.settle(&mut state, &shown, now, done))
         };
-        state.end_one(clock);
+        self.end_one(&mut state, clock);
         after.map(|after| (shown.stamp, after))
     }
 
     /// Ends a change that is alone, or one that shares the inode and has changed nothing.
     pub fn end(&self, clock: &ChangeClock) {
-        self.lock().end_one(clock);
+        self.end_one(&mut self.lock(), clock);
     }
 
     /// The stamp for a reply to `client`, of one that was read after `since`: itself, unless it may
@@ -381,53 +431,74 @@ impl ChangeStamps {
         }
         let stamp = read.right_after(&shown.stamp);
         if state.at_work > 0 {
-            state.shown = Some(Shown { stamp, live: read, since });
+            state.show(Shown { stamp, live: read, since });
         }
         stamp
     }
 
-    /// Whether the kernel's ctime was shown to a client before the last change, which left it as it
-    /// was. Until it is renewed, only this server distinguishes the two.
-    pub fn is_behind(&self) -> bool {
-        self.is_behind.load(Ordering::Relaxed)
+    /// Whether a change hides what was read after `since`, or may.
+    pub fn may_hide(&self, since: Moment) -> bool {
+        let state = self.lock();
+        state.at_work > 0 || state.ended.is_some_and(|ended| ended >= since)
     }
 
-    /// The stamp after a change of `client`, all of which is done. `now` is the kernel's.
-    fn settle(&self, state: &mut State, shown: &Shown, now: Stamp, client: ClientId) -> Stamp {
-        let seen_by = std::mem::replace(&mut state.seen_by, Seers::One(client));
+    /// Whether the kernel's ctime was shown to a client before a change by another, which left it
+    /// as it was. Until it is renewed, only this server distinguishes the two.
+    pub fn is_behind(&self) -> bool {
+        self.renewals.load(Ordering::Relaxed) > 0
+    }
+
+    /// Notes that the kernel's ctime is about to be renewed, within a change that is refused.
+    /// `false` if that is not needed.
+    pub fn begin_renewal(&self) -> bool {
+        let less = |renewals: u8| renewals.checked_sub(1);
+        self.renewals.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
+    }
+
+    /// The stamp after a change, all of which is done. `now` is the kernel's.
+    fn settle(&self, state: &mut State, shown: &Shown, now: Stamp, done: Done) -> Stamp {
+        let seen_by = std::mem::replace(&mut state.seen_by, done.by);
+        state.is_unsettled = false;
         if now.ctime > shown.stamp.ctime {
             state.raised = None;
-            self.is_behind.store(false, Ordering::Relaxed);
+            self.renewals.store(0, Ordering::Relaxed);
             return now;
         }
-        if seen_by.has_other_than(client) {
-            self.is_behind.store(true, Ordering::Relaxed);
+        if seen_by.has_other_than(done.by) {
+            self.renewals.store(RENEWALS_MAX, Ordering::Relaxed);
         }
         let ctime = after(shown.stamp.ctime, STEP.subsec_nanos());
-        let is_of_data = state.own.as_ref().is_some_and(|own| own.lengths != Lengths::KEPT);
-        let mtime = if is_of_data && now.mtime == now.ctime {
-            ctime
-        } else if now.mtime == shown.live.mtime {
-            shown.stamp.mtime
-        } else {
-            now.mtime
+        let mtime = match done.mtime {
+            Mtime::Renewed => ctime,
+            Mtime::Kept if now.mtime == shown.live.mtime => shown.stamp.mtime,
+            Mtime::Kept | Mtime::Set => now.mtime,
         };
         let stamp = Stamp { size: now.size, mtime, ctime };
         state.raised = Some(Raised { stamp, live: now });
         stamp
     }
 
+    fn end_one(&self, state: &mut State, clock: &ChangeClock) {
+        state.at_work -= 1;
+        state.ended = Some(clock.end());
+        // The last one was not performed: what those before it have shown is all that there is.
+        if state.at_work == 0 && std::mem::take(&mut state.is_unsettled) {
+            self.renewals.store(RENEWALS_MAX, Ordering::Relaxed);
+        }
+    }
+
     /// The stamp to be shown for `live`, the kernel's, while no change is at work.
     fn visible(&self, state: &mut State, live: Stamp) -> Stamp {
         let Some(raised) = &mut state.raised else { return live };
         if live.ctime != raised.live.ctime {
-            self.is_behind.store(false, Ordering::Relaxed);
+            self.renewals.store(0, Ordering::Relaxed);
             if live.ctime > raised.stamp.ctime {
                 state.raised = None;
                 return live;
             }
-            // A local process's change, after the clock was set back.
-            *raised = Raised { stamp: live.right_after(&raised.stamp), live };
+            // A local process's change, or a renewal, after the clock was set back.
+            raised.stamp.ctime = after(raised.stamp.ctime, 1);
+            raised.live.ctime = live.ctime;
         }
         let is_kept = live.mtime == raised.live.mtime;
         let mtime = if is_kept { raised.stamp.mtime } else { live.mtime };
@@ -449,9 +520,15 @@ impl State {
         self.at_work += 1;
     }
 
-    fn end_one(&mut self, clock: &ChangeClock) {
-        self.at_work -= 1;
-        self.ended = Some(clock.end());
+    /// Shows a stamp from now on. One of a time that the kernel has not given the inode yet stays
+    /// shown until it has.
+    fn show(&mut self, shown: Shown) {
+        let Shown { stamp, live, .. } = shown;
+        self.shown = Some(shown);
+        if stamp.ctime > live.ctime {
+            self.raised = Some(Raised { stamp, live });
+            self.is_unsettled = true;
+        }
     }
 
     /// Whether the changes at work may have made `read` out of `shown`.
@@ -483,6 +560,14 @@ impl CallTimes {
     fn contain(&self, time: i128) -> bool {
         time <= self.until && !self.pause.contains(&time)
     }
+}
+
+/// Whether nothing can have given the inode this stamp since the change began with it: an operation
+/// that succeeds and changes nothing.
+fn is_of_old(now: &Stamp, shown: &Shown, clock: impl FnOnce() -> StampTime) -> bool {
+    let age = || nanoseconds(clock()) - nanoseconds(now.ctime);
+    let step_max = i128::try_from(CLOCK_STEP_MAX.as_nanos()).expect("two seconds");
+    *now == shown.live && age() > step_max
 }
 
 #[cfg(shuttle)]

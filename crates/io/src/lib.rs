@@ -81,7 +81,8 @@ pub use attribute_watch::{AttributeWatch, AttributeWatches};
 pub use buffer_pool::{Buffer, BufferPool, BufferTooLarge};
 pub use byte_range::ByteRange;
 pub use change_stamps::{
-    ChangeClock, ChangeStamps, Lengths, Moment, Pair, Stamp, StampTime, stamps_between,
+    ChangeClock, ChangeStamps, Clients, Done, Lengths, Moment, Mtime, Pair, Stamp, StampTime,
+    stamps_between,
 };
 pub use change_watch::{ChangeWatch, ChangeWatches};
 pub use clone_range::clone_range;

@@ -15,6 +15,7 @@ use crate::sync::checker::check;
 const WRITERS: usize = 3;
 /// Of all changes.
 const CLIENT: ClientId = 1;
+const WRITTEN: Done = Done { by: Clients::One(CLIENT), mtime: Mtime::Renewed };
 /// Nanoseconds between two readings of the kernel's clock.
 const TICK: u32 = 1_000_000;
 /// The first of the lengths that no WRITE leads to.
@@ -158,8 +159,8 @@ impl Server {
             self.note_call();
             self.kernel_write(block, value);
             let now = Some(self.live());
-            let client = (self.fault != Fault::StepShown).then_some(CLIENT);
-            let (before, after) = self.stamps.pair_exclusive(client, now);
+            let done = (self.fault != Fault::StepShown).then_some(WRITTEN);
+            let (before, after) = self.stamps.pair_exclusive(done, now, || (1, 0));
             self.stamps.end(&self.clock);
             return after.map(|after| (before, after));
         }
@@ -177,7 +178,7 @@ impl Server {
         let end = if self.fault == Fault::LengthOfOthers { u64::MAX } else { end_of(block) };
         let early = (self.fault == Fault::LookBeforeEnd).then(|| self.live());
         let look = || early.or_else(|| Some(self.live()));
-        let pair = self.stamps.end_shared(&self.clock, CLIENT, end, look);
+        let pair = self.stamps.end_shared(&self.clock, WRITTEN.by, end, look);
         match (self.fault, pair) {
             (Fault::PairFromBeginning, Some((_, after))) => Some((begun, after)),
             _ => pair,

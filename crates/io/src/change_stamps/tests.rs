@@ -6,6 +6,15 @@ const TICK: u32 = 100_000;
 /// The client of the changes, and another one.
 const CLIENT: ClientId = 1;
 const OTHER: ClientId = 2;
+const WRITTEN: Done = done(Mtime::Renewed);
+
+const fn done(mtime: Mtime) -> Done {
+    Done { by: Clients::One(CLIENT), mtime }
+}
+
+/// A time so late that no stamp of these tests is of its step, and that of tick 0.
+const LATE: StampTime = (100, 0);
+const EARLY: StampTime = (5, 0);
 
 fn stamp(tick: u32) -> Stamp {
     Stamp { size: u64::from(tick), mtime: (5, tick * TICK), ctime: (5, tick * TICK) }
@@ -52,7 +61,7 @@ fn a_change_alone_shows_the_stamp_before_it_until_it_ends() {
 #[test]
 fn sharers_take_effect_one_after_the_other_at_their_ends() {
     let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
-    let end = |tick: u32| stamps.end_shared(&clock, CLIENT, tick.into(), || Some(stamp(tick)));
+    let end = |tick: u32| stamps.end_shared(&clock, WRITTEN.by, tick.into(), || Some(stamp(tick)));
     for _ in 0..3 {
         assert_eq!(begin_shared(&stamps, 1), stamp(1));
     }
@@ -75,7 +84,7 @@ fn sharers_take_effect_one_after_the_other_at_their_ends() {
 fn a_sharer_shows_no_length_of_those_at_work() {
     let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
     let end = |end, tick| {
-        let ended = stamps.end_shared(&clock, CLIENT, end, || Some(stamp(tick)));
+        let ended = stamps.end_shared(&clock, WRITTEN.by, end, || Some(stamp(tick)));
         ended.unwrap().1
     };
     for _ in 0..4 {
@@ -103,82 +112,103 @@ fn raised(from: Stamp, changes: u32, size: u64) -> Stamp {
 #[test]
 fn changes_within_a_step_of_the_clock_have_times_of_their_own() {
     let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
-    let change = |now: Stamp, lengths| {
-        let before = stamps.begin_exclusive(taken(&in_step(1, 0)), lengths);
-        let pair = stamps.pair_exclusive(Some(CLIENT), Some(now));
+    let change = |live: [Stamp; 2], mtime| {
+        let before = stamps.begin_exclusive(taken(&live[0]), Lengths::ANY);
+        let pair = stamps.pair_exclusive(Some(done(mtime)), Some(live[1]), || EARLY);
         stamps.end(&clock);
         assert_eq!(pair.0, before);
         (before, pair.1.unwrap())
     };
     let see = |live| stamps.seen(live, clock.now(), CLIENT);
-    let first = in_step(1, 0);
+    let (first, longer) = (in_step(1, 0), in_step(1, 7));
     assert_eq!(see(first), first);
-    assert_eq!(change(in_step(1, 7), Lengths::ANY), (first, raised(first, 1, 7)));
-    assert_eq!(see(in_step(1, 7)), raised(first, 1, 7));
-    assert_eq!(change(in_step(1, 7), Lengths::ANY).1, raised(first, 2, 7));
-    // A change of attributes alone leaves the mtime that was shown, or that it sets.
-    let (_, mode) = change(in_step(1, 7), Lengths::KEPT);
+    assert_eq!(change([first, longer], Mtime::Renewed), (first, raised(first, 1, 7)));
+    assert_eq!(see(longer), raised(first, 1, 7));
+    assert_eq!(change([longer; 2], Mtime::Renewed).1, raised(first, 2, 7));
+    // A change of attributes alone leaves the mtime that was shown.
+    let (_, mode) = change([longer; 2], Mtime::Kept);
     assert_eq!(mode, Stamp { mtime: raised(first, 2, 7).mtime, ..raised(first, 3, 7) });
-    let set = Stamp { mtime: (1, 0), ..in_step(1, 7) };
-    assert_eq!(change(set, Lengths::set_to(7)).1, Stamp { mtime: (1, 0), ..raised(first, 4, 7) });
-    assert_eq!(see(set), Stamp { mtime: (1, 0), ..raised(first, 4, 7) });
+    // One that is set stays, whatever it is.
+    let (_, set) = change([longer; 2], Mtime::Set);
+    assert_eq!(set, Stamp { mtime: longer.mtime, ..raised(first, 4, 7) });
+    assert_eq!(see(longer), set);
     // The kernel's clock goes on.
-    assert_eq!(change(in_step(2, 8), Lengths::ANY).1, in_step(2, 8));
+    assert_eq!(change([longer, in_step(2, 8)], Mtime::Renewed).1, in_step(2, 8));
     assert_eq!(see(in_step(2, 8)), in_step(2, 8));
     assert!(!stamps.is_behind(), "no other client has seen one");
 }
 
 #[test]
-fn a_refused_change_leaves_the_stamp() {
+fn a_change_of_nothing_leaves_the_stamp() {
     let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
-    let refuse = || {
+    let change = |done, time| {
         let before = stamps.begin_exclusive(taken(&stamp(1)), Lengths::ANY);
-        let pair = stamps.pair_exclusive(None, Some(stamp(1)));
+        let after = stamps.pair_exclusive(done, Some(stamp(1)), || time).1;
         stamps.end(&clock);
-        assert_eq!(pair, (before, Some(before)));
-        before
+        (before, after.unwrap())
     };
-    assert_eq!(refuse(), stamp(1));
-    stamps.begin_exclusive(taken(&stamp(1)), Lengths::ANY);
-    stamps.pair_exclusive(Some(CLIENT), Some(stamp(1)));
-    stamps.end(&clock);
-    assert_eq!(refuse(), raised(stamp(1), 1, 1));
+    assert_eq!(change(None, EARLY), (stamp(1), stamp(1)), "refused");
+    assert_eq!(change(Some(WRITTEN), LATE), (stamp(1), stamp(1)), "its ctime is old");
+    let raised = raised(stamp(1), 1, 1);
+    assert_eq!(change(Some(WRITTEN), EARLY), (stamp(1), raised));
+    assert_eq!(change(None, EARLY), (raised, raised));
 }
 
 #[test]
 fn a_ctime_that_another_client_has_seen_is_to_be_renewed() {
     let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
-    let change = |client, ticks: [u32; 2]| {
+    let change = |done, ticks: [u32; 2]| {
         let [before, now] = ticks.map(stamp);
         stamps.begin_exclusive(taken(&before), Lengths::ANY);
-        let after = stamps.pair_exclusive(client, Some(now)).1.unwrap();
+        let after = stamps.pair_exclusive(done, Some(now), || EARLY).1.unwrap();
         stamps.end(&clock);
         after
     };
     stamps.seen(stamp(1), clock.now(), OTHER);
-    change(Some(CLIENT), [1, 1]);
-    assert!(stamps.is_behind());
-    // A renewal within the same step.
+    change(Some(WRITTEN), [1, 1]);
+    // A renewal within the same step, and one after it.
+    assert!(stamps.is_behind() && stamps.begin_renewal());
     assert_eq!(change(None, [1, 1]), raised(stamp(1), 1, 1));
-    assert!(stamps.is_behind());
+    assert!(stamps.is_behind() && stamps.begin_renewal());
     assert_eq!(change(None, [1, 2]), stamp(2));
-    assert!(!stamps.is_behind());
+    assert!(!stamps.is_behind() && !stamps.begin_renewal());
     // A clock that was set back.
     stamps.seen(stamp(2), clock.now(), OTHER);
-    let shown = change(Some(CLIENT), [2, 0]);
-    assert!(stamps.is_behind());
+    let shown = change(Some(WRITTEN), [2, 0]);
     assert_eq!(shown.ctime, after(stamp(2).ctime, STEP.subsec_nanos()));
+    // Where no renewal has an effect there is no end of them otherwise.
+    let attempts = std::iter::repeat_with(|| stamps.begin_renewal()).take_while(|&begun| begun);
+    assert_eq!(attempts.count(), RENEWALS_MAX.into());
+    assert_eq!(change(None, [0, 0]), shown);
+    // A change by clients of which one has seen its own beginning.
+    let both = Done { by: Clients::Many, mtime: Mtime::Renewed };
+    change(Some(both), [0, 3]);
+    change(Some(WRITTEN), [3, 3]);
+    assert!(stamps.is_behind());
+}
+
+#[test]
+fn what_sharers_have_shown_outlasts_one_that_is_not_performed() {
+    let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
+    begin_shared(&stamps, 1);
+    begin_shared(&stamps, 1);
+    let (_, first) = stamps.end_shared(&clock, WRITTEN.by, 0, || Some(stamp(1))).unwrap();
+    stamps.end(&clock);
+    assert_eq!(seen(&stamps, &clock, 1), first);
+    assert!(stamps.is_behind());
+    assert_eq!(seen(&stamps, &clock, 2), stamp(2));
+    assert!(!stamps.is_behind());
 }
 
 #[test]
 fn a_local_change_after_the_clock_was_set_back_is_shown() {
     let (stamps, clock) = (ChangeStamps::default(), ChangeClock::new());
     stamps.begin_exclusive(taken(&stamp(5)), Lengths::ANY);
-    let own = stamps.pair_exclusive(Some(CLIENT), Some(stamp(5))).1.unwrap();
+    let own = stamps.pair_exclusive(Some(WRITTEN), Some(stamp(5)), || EARLY).1.unwrap();
     stamps.end(&clock);
     let local = Stamp { size: 9, ..stamp(3) };
     let shown = stamps.seen(local, clock.now(), OTHER);
-    assert_eq!(shown, local.right_after(&own));
+    assert_eq!(shown, Stamp { ctime: after(own.ctime, 1), ..local });
     assert_eq!(stamps.seen(local, clock.now(), OTHER), shown);
 }
 
@@ -188,7 +218,7 @@ fn the_last_sharer_within_a_step_of_the_clock_has_a_time_of_its_own() {
     for _ in 0..2 {
         begin_shared(&stamps, 1);
     }
-    let end = || stamps.end_shared(&clock, CLIENT, 0, || Some(stamp(1))).unwrap();
+    let end = || stamps.end_shared(&clock, WRITTEN.by, 0, || Some(stamp(1))).unwrap();
     let (_, first) = end();
     let (before, last) = end();
     assert_eq!(before, first);
@@ -203,9 +233,9 @@ fn a_failed_stat_begins_no_change_and_makes_no_pair() {
     assert_eq!(seen(&stamps, &clock, 3), stamp(3));
     begin_shared(&stamps, 3);
     begin_shared(&stamps, 3);
-    assert_eq!(stamps.end_shared(&clock, CLIENT, 0, || None), None);
+    assert_eq!(stamps.end_shared(&clock, WRITTEN.by, 0, || None), None);
     assert!(seen(&stamps, &clock, 4).ctime > stamp(3).ctime, "a change all the same");
-    assert_eq!(stamps.end_shared(&clock, CLIENT, 0, || None), None);
+    assert_eq!(stamps.end_shared(&clock, WRITTEN.by, 0, || None), None);
     assert_eq!(seen(&stamps, &clock, 4), stamp(4));
 }
 
@@ -227,7 +257,7 @@ fn a_local_length_is_shown_during_a_change() {
         begin_exclusive(&stamps, 1, lengths);
         assert_eq!(seen(&stamps, &clock, 1), stamp(1));
         let shown = seen_of_local(&stamps, &clock, Stamp { size: 0, ..stamp(2) });
-        let pair = stamps.pair_exclusive(Some(CLIENT), Some(stamp(3)));
+        let pair = stamps.pair_exclusive(Some(WRITTEN), Some(stamp(3)), || EARLY);
         assert_eq!(pair, (shown, Some(stamp(3))), "not the local change");
         stamps.end(&clock);
     }
@@ -235,7 +265,7 @@ fn a_local_length_is_shown_during_a_change() {
     begin_shared(&stamps, 1);
     let late = Stamp { ctime: (9, 0), ..stamp(1) };
     let shown = seen_of_local(&stamps, &clock, late);
-    let end = || stamps.end_shared(&clock, CLIENT, 0, || Some(late)).unwrap();
+    let end = || stamps.end_shared(&clock, WRITTEN.by, 0, || Some(late)).unwrap();
     let (before, after) = end();
     assert_eq!((before, after.ctime), (shown, (5, TICK + 2)));
     assert_eq!(end(), (after, late));
@@ -266,13 +296,13 @@ fn a_stamp_at_the_end_of_a_call_is_that_of_one_that_waited() {
     // The end is noted a moment after it.
     let early = Stamp { ctime: (6, 950_000_000), ..stamp(1) };
     assert_eq!(stamps.seen(early, clock.now(), CLIENT), stamp(1));
-    let (before, after) = stamps.end_shared(&clock, CLIENT, 0, || Some(at(7, 1))).unwrap();
+    let (before, after) = stamps.end_shared(&clock, WRITTEN.by, 0, || Some(at(7, 1))).unwrap();
     assert_eq!((before, after.ctime), (stamp(1), (5, TICK + 1)), "no local change between them");
     stamps.note_call(|| (9, 0));
     let during = Stamp { mtime: (5, TICK + 2), ctime: (5, TICK + 2), ..at(8, 1) };
     assert_eq!(stamps.seen(at(8, 1), clock.now(), CLIENT), during, "by no call of the server");
     stamps.end(&clock);
-    let (before, after) = stamps.end_shared(&clock, CLIENT, 0, || Some(at(9, 1))).unwrap();
+    let (before, after) = stamps.end_shared(&clock, WRITTEN.by, 0, || Some(at(9, 1))).unwrap();
     assert_eq!((before, after), (during, at(9, 1)));
 }
 
@@ -290,7 +320,7 @@ fn an_end_hides_no_local_change_from_after_its_look() {
             since[1].set(clock.now());
             looked
         };
-        stamps.end_shared(&clock, CLIENT, 0, look);
+        stamps.end_shared(&clock, WRITTEN.by, 0, look);
         let local = Stamp { size: 0, ..stamp(2) };
         let [before, after] = since.map(|since| stamps.seen(local, since.get(), CLIENT).size);
         assert_eq!(before, u64::from(looked.is_some()), "the look may be the later one");
@@ -343,7 +373,7 @@ fn a_pair_over_a_local_change_begins_after_it() {
     let still = Stamp { size: 0, ..stamp(1) };
     begin_exclusive(&stamps, 1, Lengths::up_to(3));
     let shown = seen_of_local(&stamps, &clock, still);
-    let (before, after) = stamps.pair_exclusive(Some(CLIENT), Some(still));
+    let (before, after) = stamps.pair_exclusive(Some(WRITTEN), Some(still), || EARLY);
     assert_eq!(before, shown);
     assert!(after.unwrap().ctime > shown.ctime);
     stamps.end(&clock);

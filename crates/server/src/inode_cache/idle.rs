@@ -1,6 +1,6 @@
 //! Giving up objects that were not used for a while, and the descriptors for writing of files that
-//! were not written for a while. Also the renewal of ctimes that the kernel has given to two changes
-//! ([`io::ChangeStamps`]).
+//! were not written for a while. Also the renewal of ctimes that the kernel has given to two
+//! changes ([`io::ChangeStamps`]).
 //!
 //! The tick advances the clock and lists what is idle. It calls nothing that can wait for a disk,
 //! so no disk stops it. Flushes and closes run in tasks of their own, one per device at a time: a
@@ -25,6 +25,8 @@ use crate::fs::{Timestamp, proc_path};
 const WRITABLE_IDLE_TICKS: u64 = 5;
 /// Ticks after which any unused object is given up.
 const IDLE_TICKS: u64 = 30;
+/// Ctimes of a device that are renewed at a tick: it must not hold up what comes at the next.
+const BEHIND_MAX: usize = 1000;
 
 /// Idle objects of one device. There is one per device at a time.
 pub(crate) struct IdleInodes {
@@ -40,7 +42,7 @@ struct Listed {
     /// Files that are used, and open for writing without being written, or were closed for writing
     /// and have descriptors of that time.
     unwritten: Vec<InodeKey>,
-    /// Objects whose ctime is to be renewed.
+    /// Objects whose ctime is to be renewed, [`BEHIND_MAX`] at most.
     behind: Vec<InodeKey>,
 }
 
@@ -56,7 +58,10 @@ impl InodeCache {
         for shard in &self.shards {
             for file in lock(shard).files.values() {
                 if file.lock.is_behind() {
-                    idle.entry(file.root.device()).or_default().behind.push(file.key());
+                    let behind = &mut idle.entry(file.root.device()).or_default().behind;
+                    if behind.len() < BEHIND_MAX {
+                        behind.push(file.key());
+                    }
                 }
                 let mut is_unwritten = false;
                 if let Ok(data) = file.file() {
@@ -106,13 +111,6 @@ impl InodeCache {
         is_held_for_writing: impl Fn(&Inode) -> bool + Clone + Send + 'static,
     ) {
         let Listed { unused, unwritten, behind } = listed;
-        for key in &behind {
-            let file = self.shard(key).files.get(key).cloned();
-            if let Some(file) = file {
-                // Without a thread's identity it stays as it is until the next tick.
-                drop(engine.metadata(Identity::Server, move || file.renew_ctime()).await);
-            }
-        }
         self.close_idle(&unused, engine).await;
         for key in &unused {
             let file = self.shard(key).files.get(key).cloned();
@@ -132,6 +130,13 @@ impl InodeCache {
                 file.give_up_writers(engine, is_held_for_writing.clone()).await;
             }
             file.close_given_up(engine).await;
+        }
+        for key in &behind {
+            let file = self.shard(key).files.get(key).cloned();
+            if let Some(file) = file {
+                // Without a thread's identity it stays as it is until the next tick.
+                drop(engine.metadata(Identity::Server, move || file.renew_ctime()).await);
+            }
         }
     }
 
@@ -181,21 +186,29 @@ impl Inode {
         }
     }
 
-    /// Has the kernel renew the ctime, by setting the atime that the object has. Waits for no change
-    /// at work, which may renew it as well. A server without privileges may do it for its own user's
-    /// objects alone.
+    /// Has the kernel renew the ctime, by setting the atime that the object has, and the mtime that
+    /// is shown. Waits for no change at work, which may renew it as well. A server without
+    /// privileges may do it for its own user's objects alone.
     fn renew_ctime(&self) {
         let Some(guard) = self.lock.try_exclusive() else { return };
-        let Ok(before) = self.live_attributes() else { return };
-        let change = Change::begin(guard, before, Lengths::KEPT);
+        let Ok(live) = self.live_attributes() else { return };
+        let change = Change::begin(guard, live, Lengths::KEPT);
+        if !self.lock.begin_renewal() {
+            return;
+        }
         change.system_calls().note();
-        let Timestamp { seconds, nanoseconds } = before.atime;
+        let timespec = |Timestamp { seconds, nanoseconds }| Timespec {
+            tv_sec: seconds,
+            tv_nsec: nanoseconds.into(),
+        };
+        let kept = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+        let shown = change.before().mtime;
         let times = Timestamps {
-            last_access: Timespec { tv_sec: seconds, tv_nsec: nanoseconds.into() },
-            last_modification: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+            last_access: timespec(live.atime),
+            last_modification: if shown == live.mtime { kept } else { timespec(shown) },
         };
         if let Err(error) = utimensat(CWD, proc_path(self.fd()), &times, AtFlags::empty()) {
-            tracing::debug!(%error, fileid = before.fileid, "cannot renew a ctime");
+            tracing::debug!(%error, fileid = live.fileid, "cannot renew a ctime");
         }
         change.end_refused(self.live_attributes().ok());
     }
@@ -265,6 +278,8 @@ fn is_idle(file: &Arc<Inode>, now: u64) -> bool {
 mod tests {
     use std::sync::atomic::AtomicBool;
 
+    use io::Mtime;
+
     use super::super::two_devices::{TestExport, engine};
     use super::*;
 
@@ -315,7 +330,7 @@ mod tests {
         }
         // Without a system call it leaves the kernel's ctime, as one in the same step of the clock.
         let change = Change::begin(file.lock.try_exclusive().unwrap(), live, Lengths::ANY);
-        let shown = change.end(file.fd()).after.unwrap();
+        let shown = change.end(file.fd(), Mtime::Renewed).after.unwrap();
         assert!(shown.ctime > live.ctime && file.lock.is_behind());
         std::thread::sleep(std::time::Duration::from_millis(50));
         for idle in files.tick() {
@@ -323,7 +338,7 @@ mod tests {
         }
         let renewed = file.live_attributes().unwrap();
         assert!(renewed.ctime > shown.ctime && !file.lock.is_behind());
-        assert_eq!((renewed.mtime, renewed.atime), (live.mtime, live.atime));
+        assert_eq!((renewed.mtime, renewed.atime), (shown.mtime, live.atime));
         assert_eq!(file.attributes().unwrap().ctime, renewed.ctime);
     }
 

@@ -22,7 +22,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use io::{ChangeStamps, ClientId, Lengths, Share, Stamp, stamps_between};
+use io::{ChangeStamps, Clients, Done, Lengths, Mtime, Share, Stamp, StampTime};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 use tokio::task::coop::unconstrained;
@@ -74,7 +74,7 @@ impl Wcc {
         let stamps = self
             .before
             .zip(self.after)
-            .map(|(before, after)| stamps_between((before.stamp(), after.stamp()), count));
+            .map(|(before, after)| io::stamps_between((before.stamp(), after.stamp()), count));
         let whole = if stamps == Some(None) { Self::default() } else { self };
         let between: Vec<_> = stamps
             .flatten()
@@ -162,9 +162,19 @@ impl InodeLock {
         Attributes::with(live, self.stamps.seen(live.stamp(), live.since, client))
     }
 
+    /// Whether a change hides what was read then.
+    pub(crate) fn may_hide(&self, live: &LiveAttributes) -> bool {
+        self.stamps.may_hide(live.since)
+    }
+
     /// Whether the kernel's ctime is to be renewed, see [`ChangeStamps::is_behind`].
     pub(crate) fn is_behind(&self) -> bool {
         self.stamps.is_behind()
+    }
+
+    /// See [`ChangeStamps::begin_renewal`].
+    pub(crate) fn begin_renewal(&self) -> bool {
+        self.stamps.begin_renewal()
     }
 
     /// Whether both are of one inode.
@@ -200,11 +210,14 @@ impl SystemCalls {
     /// Notes that one begins or has ended. Without this, all that others see of it is taken for the
     /// work of local processes.
     pub(crate) fn note(&self) {
-        self.0.note_call(|| {
-            let now = clock_gettime(ClockId::Realtime);
-            (now.tv_sec, u32::try_from(now.tv_nsec).expect("below a second"))
-        });
+        self.0.note_call(now);
     }
+}
+
+/// The time by the clock that the kernel stamps inodes by.
+fn now() -> StampTime {
+    let now = clock_gettime(ClockId::Realtime);
+    (now.tv_sec, u32::try_from(now.tv_nsec).expect("below a second"))
 }
 
 enum Held {
@@ -252,14 +265,24 @@ impl Change {
         Wcc { before: Some(self.before), after: Some(self.before) }
     }
 
-    /// Ends the change, all of which is done. `fd` is the object's, `O_PATH` or not. Returns the
-    /// attributes before the change and after it. May block where `statx` does.
-    pub(crate) fn end(self, fd: BorrowedFd<'_>) -> Wcc {
-        self.end_written(fd, 0)
+    /// Ends the change, all of which is done, and which leaves such an mtime. `fd` is the object's,
+    /// `O_PATH` or not. Returns the attributes before the change and after it. May block where
+    /// `statx` does.
+    pub(crate) fn end(self, fd: BorrowedFd<'_>, mtime: Mtime) -> Wcc {
+        let by = Clients::None.and(Share::current_client());
+        self.end_by(fd, 0, Done { by, mtime })
     }
 
-    /// The same, of WRITEs up to the offset `written`.
-    pub(crate) fn end_written(self, fd: BorrowedFd<'_>, written: u64) -> Wcc {
+    /// The same, of WRITEs of these clients up to the offset `written`; 0 if they have written
+    /// nothing.
+    pub(crate) fn end_written(self, fd: BorrowedFd<'_>, written: u64, by: Clients) -> Wcc {
+        match self.held {
+            Held::Exclusive(_) if written == 0 => self.end_refused(attributes_of(fd).ok()),
+            _ => self.end_by(fd, written, Done { by, mtime: Mtime::Renewed }),
+        }
+    }
+
+    fn end_by(self, fd: BorrowedFd<'_>, written: u64, done: Done) -> Wcc {
         // The kernel serializes the system calls of changes that share the inode: the next one may
         // start now.
         if matches!(self.held, Held::Shared(_)) {
@@ -267,8 +290,8 @@ impl Change {
         }
         let (begun, look) = (self.before, || attributes_of(fd).ok());
         match self.held {
-            Held::Exclusive(guard) => guard.end(begun, Some(Share::current_client()), look()),
-            Held::Shared(shared) => shared.end(begun, written, look),
+            Held::Exclusive(guard) => guard.end(begun, Some(done), look()),
+            Held::Shared(shared) => shared.end(begun, written, done.by, look),
         }
     }
 
@@ -283,12 +306,12 @@ impl Change {
 }
 
 impl ExclusiveGuard {
-    /// `client` as for [`ChangeStamps::pair_exclusive`].
-    fn end(self, begun: Attributes, client: Option<ClientId>, now: Option<LiveAttributes>) -> Wcc {
-        let stamp = now.as_ref().map(LiveAttributes::stamp);
-        let (before, after) = self.stamps.pair_exclusive(client, stamp);
+    /// `done` as for [`ChangeStamps::pair_exclusive`].
+    fn end(self, begun: Attributes, done: Option<Done>, live: Option<LiveAttributes>) -> Wcc {
+        let stamp = live.as_ref().map(LiveAttributes::stamp);
+        let (before, after) = self.stamps.pair_exclusive(done, stamp, now);
         let before = Some(Attributes::with(*begun, before));
-        Wcc { before, after: now.zip(after).map(|(now, after)| Attributes::with(now, after)) }
+        Wcc { before, after: live.zip(after).map(|(live, after)| Attributes::with(live, after)) }
     }
 }
 
@@ -297,20 +320,21 @@ impl SharedGuard {
         mut self,
         begun: Attributes,
         written: u64,
+        by: Clients,
         look: impl FnOnce() -> Option<LiveAttributes>,
     ) -> Wcc {
         self.is_over = true;
-        let mut now = None;
+        let mut live = None;
         let look = || {
-            now = look();
-            now.as_ref().map(LiveAttributes::stamp)
+            live = look();
+            live.as_ref().map(LiveAttributes::stamp)
         };
         // A client that gets only the attributes after takes every change since its last GETATTR
         // for its own.
-        let pair = self.stamps.end_shared(&CLOCK, Share::current_client(), written, look);
-        now.zip(pair).map_or_else(Wcc::default, |(now, (before, after))| Wcc {
+        let pair = self.stamps.end_shared(&CLOCK, by, written, look);
+        live.zip(pair).map_or_else(Wcc::default, |(live, (before, after))| Wcc {
             before: Some(Attributes::with(*begun, before)),
-            after: Some(Attributes::with(now, after)),
+            after: Some(Attributes::with(live, after)),
         })
     }
 }
@@ -329,6 +353,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    const DONE: Done = Done { by: Clients::One(1), mtime: Mtime::Renewed };
 
     fn file() -> File {
         File::open("/proc/self/exe").unwrap()
@@ -362,8 +388,8 @@ mod tests {
     fn end(change: Change, size: u32) -> (Stamp, Stamp) {
         let now = look(size).ok();
         let wcc = match change.held {
-            Held::Exclusive(guard) => guard.end(change.before, Some(0), now),
-            Held::Shared(shared) => shared.end(change.before, size.into(), || now),
+            Held::Exclusive(guard) => guard.end(change.before, Some(DONE), now),
+            Held::Shared(shared) => shared.end(change.before, size.into(), DONE.by, || now),
         };
         (wcc.before.unwrap().stamp(), wcc.after.unwrap().stamp())
     }

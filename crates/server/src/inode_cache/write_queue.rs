@@ -14,7 +14,7 @@ mod order;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use io::{IoMode, WriteData};
+use io::{ClientId, IoMode, WriteData};
 use tokio::sync::oneshot;
 
 use self::order::{Waiting, are_left};
@@ -37,6 +37,8 @@ const WAITING_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// A WRITE of a file.
 pub(crate) struct WriteRequest {
     pub(crate) caller: Caller,
+    /// The client by whose share of the threads its call is carried out.
+    pub(crate) client: ClientId,
     pub(crate) call: CallId,
     pub(crate) mode: IoMode,
     pub(crate) offset: u64,

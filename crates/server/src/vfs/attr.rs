@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use io::{ByteRange, Lengths, RangeUse};
+use io::{ByteRange, Lengths, Mtime, RangeUse};
 use rustix::fs::{AtFlags, CWD, Mode, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
@@ -56,6 +56,24 @@ pub(crate) struct Applied {
     pub(crate) mode: bool,
     /// Both times, which are set together.
     pub(crate) times: bool,
+}
+
+impl Applied {
+    /// The mtime that these parts of a change leave; `None` if none of them was asked for.
+    fn mtime(self, change: &AttributeChange) -> Option<Mtime> {
+        let sets_times = change.atime != SetTime::Keep || change.mtime != SetTime::Keep;
+        let sets_owner = change.uid.is_some() || change.gid.is_some();
+        if self.times && change.mtime != SetTime::Keep {
+            Some(Mtime::Set)
+        } else if self.size {
+            Some(Mtime::Renewed)
+        } else {
+            let has_changed = self.owner && sets_owner
+                || self.mode && change.mode.is_some()
+                || self.times && sets_times;
+            has_changed.then_some(Mtime::Kept)
+        }
+    }
 }
 
 impl AttributeChange {
@@ -166,10 +184,9 @@ impl Vfs {
             begun.system_calls().note();
             let mut applied = cut;
             let result = apply(changed.fd(), &change, &mut applied);
-            let wcc = if applied == Applied::default() {
-                begun.end_refused(changed.live_attributes().ok())
-            } else {
-                begun.end(changed.fd())
+            let wcc = match applied.mtime(&change) {
+                Some(mtime) => begun.end(changed.fd(), mtime),
+                None => begun.end_refused(changed.live_attributes().ok()),
             };
             Ok(((wcc, applied), result))
         };

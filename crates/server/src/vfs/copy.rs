@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use io::{ByteRange, IoMode, Lengths, RangeGuard, RangeUse};
+use io::{ByteRange, IoMode, Lengths, Mtime, RangeGuard, RangeUse};
 use rustix::fs::{Advice, FallocateFlags, SeekFrom, copy_file_range, fadvise, fallocate, seek};
 use rustix::io::Errno;
 use tokio::task::yield_now;
@@ -305,7 +305,7 @@ impl Vfs {
             }
             file.note_change();
             drop(pages);
-            change.end(writer.as_fd());
+            end(change, &file, &writer, matches!(result, Ok(1..)));
             result
         };
         self.in_data_lane(caller, job).await
@@ -375,7 +375,7 @@ impl Vfs {
             let result = work(&writer);
             changed.note_change();
             drop(pages);
-            change.end(writer.as_fd());
+            end(change, &changed, &writer, result.is_ok());
             result
         };
         let result = self.in_data_lane(caller, job).await;
@@ -522,6 +522,15 @@ fn copy(
         }
     }
     Ok(to - range.to)
+}
+
+/// Ends a change of data that was made, or that was refused.
+fn end(change: Change, file: &Inode, writer: &OwnedFd, is_made: bool) {
+    if is_made {
+        change.end(writer.as_fd(), Mtime::Renewed);
+    } else {
+        change.end_refused(file.live_attributes().ok());
+    }
 }
 
 /// Bytes that the kernel copies at a time through the page cache: those of a pipe.

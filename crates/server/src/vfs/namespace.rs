@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use io::Lengths;
+use io::{Lengths, Mtime};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
 
@@ -249,7 +249,7 @@ impl Vfs {
             };
             let result = unless_descriptors_lack(result)?;
             let end = |change: Change, of: &Inode| match result {
-                Ok(_) => change.end(of.fd()),
+                Ok(_) => change.end(of.fd(), Mtime::Renewed),
                 Err(_) => change.end_refused(of.live_attributes().ok()),
             };
             let from_wcc = end(from_change, &from);
@@ -330,7 +330,7 @@ impl Vfs {
                     let change = begin_directory(guard, &opened)?;
                     let result = unless_descriptors_lack(allowed.and_then(|()| job(&opened)))?;
                     let wcc = if result.as_ref().is_ok_and(has_changed) {
-                        change.end(opened.fd())
+                        change.end(opened.fd(), Mtime::Renewed)
                     } else {
                         change.end_refused(opened.live_attributes().ok())
                     };

@@ -81,7 +81,8 @@ impl Vfs {
             Err(status) => return Answer::refused(status),
         };
         let attributes = directory.lock.attributes(live);
-        let state = DirectoryState { shown: attributes.ctime, is_settled: *attributes == live };
+        let is_settled = !directory.lock.may_hide(&live);
+        let state = DirectoryState { shown: attributes.ctime, is_settled };
         let places = Arc::clone(&self.listings);
         let known = Arc::clone(&self.handle_cache);
         let page = Mutex::new(Some(page));
@@ -115,7 +116,7 @@ fn count_listing(directory: &Object, cookie: u64) {
 struct DirectoryState {
     /// The ctime in the reply.
     shown: Timestamp,
-    /// It is the kernel's: no change is at work that hides what local programs do.
+    /// No change is at work that hides what local programs do.
     is_settled: bool,
 }
 

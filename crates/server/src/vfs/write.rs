@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use io::{ByteRange, IoMode, Lengths, WriteData};
+use io::{ByteRange, Clients, IoMode, Lengths, Share, WriteData};
 use rustix::fs::FileType;
 
 use super::io_plan::SPLIT_BYTES_MIN;
@@ -75,8 +75,8 @@ impl Vfs {
     ) -> Answer<Wcc, WriteDone> {
         let committed = stability.promoted(object);
         let (caller, mode, flush) = (caller.clone(), object.policy.write, committed.flush());
-        let request = WriteRequest { caller, call, mode, offset, data: data.take(), flush };
-        let request = Box::new(request);
+        let (client, data) = (Share::current_client(), data.take());
+        let request = Box::new(WriteRequest { caller, client, call, mode, offset, data, flush });
         let turn = match self.write_in_turn(file, request).await {
             Ok(turn) => turn,
             Err(status) => return Box::pin(self.refuse_change(object, status)).await,
@@ -180,7 +180,8 @@ impl Vfs {
                 return Err(Box::new((change, written, write)));
             }
             let end = write[0].written_up_to(written.count());
-            Ok((change.end_written(writer.as_fd(), end), written.bytes()))
+            let by = Clients::None.and(write[0].request.client);
+            Ok((change.end_written(writer.as_fd(), end, by), written.bytes()))
         };
         match self.perform_as_one(&target, calls, write, timer, end).await? {
             Ok(done) => Ok(done),
@@ -197,8 +198,8 @@ impl Vfs {
     ) -> Result<(Wcc, Result<usize, Status>), Status> {
         let (written, [write]) = self.repeat_lacking(&target, &change, (written, write)).await?;
         let end = write.written_up_to(written.count());
-        let identity = write.request.caller.identity.clone();
-        let attributes = self.end_written(target, change, identity, end).await;
+        let by = (write.request.caller.identity.clone(), Clients::None.and(write.request.client));
+        let attributes = self.end_written(target, change, by, end).await;
         Ok((attributes, written.bytes()))
     }
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use io::Lengths;
+use io::{Clients, Lengths};
 use tokio::sync::oneshot;
 
 use super::write_data::{PermittedWrite, WriteTarget, Written, unperformed};
@@ -133,6 +133,8 @@ impl Vfs {
         turns: Vec<WriteTurn>,
     ) -> Vec<WriteTurn> {
         let mut outcomes = Outcomes { turns, performed: Vec::with_capacity(writes.len()) };
+        let clients = writes.iter().map(|write| write.request.client);
+        let by = clients.fold(Clients::None, Clients::and);
         let (mut waiting, mut last) = (in_vectors(writes), None);
         while let Some(vector) = waiting.pop_front() {
             let places: Vec<_> = vector.iter().map(|write| write.place).collect();
@@ -155,7 +157,7 @@ impl Vfs {
         }
         if let Some(identity) = last {
             let end = outcomes.performed.iter().map(|&(_, end)| end).max().unwrap_or(0);
-            outcomes.divide(self.end_written(target, change, identity, end).await);
+            outcomes.divide(self.end_written(target, change, (identity, by), end).await);
         }
         outcomes.turns
     }

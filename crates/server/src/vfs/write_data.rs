@@ -4,8 +4,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use io::{
-    BUFFER_ALIGN, ByteRange, DioAlign, DontCacheVerdict, Identity, IoMode, RangeGuard, RangeUse,
-    Reservation, Route, Segment, WriteBehindFile, WriteData, WriteSplit,
+    BUFFER_ALIGN, ByteRange, Clients, DioAlign, DontCacheVerdict, Identity, IoMode, RangeGuard,
+    RangeUse, Reservation, Route, Segment, WriteBehindFile, WriteData, WriteSplit,
 };
 use rustix::io::Errno;
 use rustix::param::page_size;
@@ -126,15 +126,16 @@ impl Vfs {
         self.perform_as_one(target, change.system_calls(), writes, timer, end).await
     }
 
-    /// Ends the change of WRITEs up to the offset `end`, as the caller of the last one.
+    /// Ends the change of WRITEs of these clients up to the offset `end`, as the caller of the last
+    /// one.
     pub(super) async fn end_written(
         &self,
         target: WriteTarget,
         change: Change,
-        identity: Identity,
+        (identity, by): (Identity, Clients),
         end: u64,
     ) -> Wcc {
-        let end = move || change.end_written(target.writer.as_fd(), end);
+        let end = move || change.end_written(target.writer.as_fd(), end, by);
         self.engine.data_as(identity, end).await.unwrap_or_default()
     }
 

@@ -7,7 +7,7 @@ use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use io::{Buffer, Lengths, WriteData};
+use io::{Buffer, Lengths, Mtime, WriteData};
 use rustix::fs::{Access, XattrFlags, getxattr, getxattr_query, listxattr, removexattr, setxattr};
 use rustix::io::Errno;
 use siphasher::sip::SipHasher13;
@@ -159,7 +159,7 @@ impl Vfs {
             begun.system_calls().note();
             let result = change(changed.fd().as_fd(), &name).map_err(status);
             let wcc = match result {
-                Ok(()) => begun.end(changed.fd()),
+                Ok(()) => begun.end(changed.fd(), Mtime::Kept),
                 Err(_) => begun.end_refused(changed.live_attributes().ok()),
             };
             Ok((wcc, result))

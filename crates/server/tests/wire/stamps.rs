@@ -373,6 +373,10 @@ fn changes_within_a_second_of_a_clock_of_seconds_have_stamps_of_their_own() {
             let reply: SetattrReply = client.call(Procedure::Setattr, &args);
             changed(&mut client, file, &stamp(&before), &ok(reply).wcc);
             assert_eq!(client.getattr(file).unwrap().mtime, before.mtime, "no data was changed");
+            let before = stamp_of(&mut client, file);
+            ok(client.write(file, 0, b""));
+            ok(client.setattr(file, SetAttributes::default()));
+            assert_eq!(stamp_of(&mut client, file), before, "nothing was changed");
 
             let (name, to) = (format!("n{value}"), format!("m{value}"));
             let before = stamp_of(&mut client, root);

@@ -28,7 +28,7 @@ fn write_of(offset: u64, len: usize) -> (WaitingWrite, oneshot::Receiver<Woken>)
         Caller { uid: 0, gid: 0, groups, read_only: false, opened, client: None, identity };
     let call = CallId::local(0, 0);
     let (mode, flush) = (IoMode::Auto, None);
-    let request = Box::new(WriteRequest { caller, call, mode, offset, data, flush });
+    let request = Box::new(WriteRequest { caller, client: 1, call, mode, offset, data, flush });
     WaitingWrite::new(request)
 }
 
