@@ -1,5 +1,7 @@
 //! The last argument of `mv` and `ln`: a directory, or the name of the only source.
 
+use std::collections::HashSet;
+
 use proto::nfs3::FileHandle;
 use rustix::io::Errno;
 
@@ -14,6 +16,9 @@ pub(super) struct Destination {
     pub(super) shown: Shown,
     path: Vec<u8>,
     existing_dir: Option<Node>,
+    /// The names that earlier sources of the command have in the target directory now. A later
+    /// source that replaced one would destroy what the command was to move or link.
+    made: HashSet<Vec<u8>>,
 }
 
 /// A name in a directory.
@@ -72,7 +77,8 @@ impl Destination {
             Err(error) if !is_absent(error.errno()) => return Err(error.into()),
             Ok(_) | Err(_) => None,
         };
-        Ok(Self { remote, shown: to.shown.clone(), path, existing_dir })
+        let (shown, made) = (to.shown.clone(), HashSet::new());
+        Ok(Self { remote, shown, path, existing_dir, made })
     }
 
     /// Where a source with this name goes: into the directory, or to the name of the argument.
@@ -87,6 +93,26 @@ impl Destination {
         let (parent, name) = self.remote.resolve_parent(without_end_slashes(&self.path)).await?;
         let (shown, ends_with_slash) = (self.shown.clone(), self.path.ends_with(b"/"));
         Ok(Place { dir: parent.handle, name, shown, ends_with_slash })
+    }
+
+    /// Records that a source has the name `place` now, which no later source may replace.
+    pub(super) fn note_made(&mut self, place: Place) {
+        self.made.insert(place.name);
+    }
+
+    /// Whether the source `from` may replace the file at `place`.
+    ///
+    /// # Errors
+    /// A complete sentence if an earlier source has that name.
+    pub(super) fn may_replace(
+        &self,
+        place: &Place,
+        from: &Shown,
+    ) -> std::result::Result<(), String> {
+        if self.made.contains(&place.name) {
+            return Err(format!("will not overwrite just-created {} with {from}", place.shown));
+        }
+        Ok(())
     }
 }
 

@@ -63,7 +63,7 @@ pub(crate) async fn run(options: &Options, console: &Console) -> io::Result<()> 
     let to = Target::parse(to).expect("it was read once before");
     let mut session = Session::new(&options.connect);
     let last = if options.no_dereference { LastLink::Keep } else { LastLink::Follow };
-    let destination = match Destination::find(&mut session, &to, last, from.len()).await {
+    let mut destination = match Destination::find(&mut session, &to, last, from.len()).await {
         Ok(destination) => destination,
         Err(failure) => {
             console.fail(format_args!("target {}: {failure}", to.shown));
@@ -72,7 +72,7 @@ pub(crate) async fn run(options: &Options, console: &Console) -> io::Result<()> 
     };
     let linker = Linker { options, console };
     for source in from {
-        if let Err(sentence) = linker.argument(&mut session, source, &destination).await {
+        if let Err(sentence) = linker.argument(&mut session, source, &mut destination).await {
             console.fail(sentence);
         }
     }
@@ -98,7 +98,7 @@ impl Linker<'_> {
         &self,
         session: &mut Session,
         from: &OsStr,
-        to: &Destination,
+        to: &mut Destination,
     ) -> std::result::Result<(), String> {
         let shown = Shown::argument(from);
         let source = if self.options.symbolic {
@@ -111,7 +111,7 @@ impl Linker<'_> {
         let place = place.map_err(|failure| cannot(&source, &shown, &to.shown, &failure))?;
         let made = match source.link(&to.remote, &place).await {
             Err(failure) if failure.errno() == Errno::EXIST && self.options.force => {
-                self.replace(&source, &shown, &to.remote, &place).await?
+                self.replace(&source, &shown, to, &place).await?
             }
             made => made,
         };
@@ -119,6 +119,10 @@ impl Linker<'_> {
         if self.options.verbose {
             let arrow = if self.options.symbolic { "->" } else { "=>" };
             self.console.say(format_args!("{} {arrow} {shown}", place.shown));
+        }
+        // A symbolic link that is replaced takes no file's last name.
+        if matches!(source, Source::File(..)) {
+            to.note_made(place);
         }
         Ok(())
     }
@@ -154,16 +158,17 @@ impl Linker<'_> {
         &self,
         source: &Source,
         from: &Shown,
-        remote: &Remote,
+        to: &Destination,
         place: &Place,
     ) -> std::result::Result<Result<()>, String> {
-        let shown = &place.shown;
+        let (remote, shown) = (&to.remote, &place.shown);
         let there = remote.lookup(place.dir, &place.name).await;
         let there =
             there.map_err(|error| format!("failed to access {shown}: {}", Failure::from(error)))?;
         if there.is_dir() {
             return Err(format!("{}: cannot overwrite directory", shown.plain()));
         }
+        to.may_replace(place, from)?;
         // Removed, it might have no other name, and a link would lead to itself.
         match source.is(&there, place, remote).await {
             Ok(true) => return Err(format!("{from} and {shown} are the same file")),

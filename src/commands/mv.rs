@@ -42,7 +42,7 @@ pub(crate) async fn run(options: &Options, console: &Console) -> io::Result<()> 
     let mover = Mover { options, console };
     let mut session = Session::new(&options.connect);
     let found = Destination::find(&mut session, to, LastLink::Follow, from.len()).await;
-    let destination = match found {
+    let mut destination = match found {
         Ok(destination) => destination,
         Err(failure) => {
             console.fail(format_args!("target {}: {failure}", to.shown));
@@ -50,7 +50,7 @@ pub(crate) async fn run(options: &Options, console: &Console) -> io::Result<()> 
         }
     };
     for source in from {
-        mover.argument(&mut session, source, &destination).await;
+        mover.argument(&mut session, source, &mut destination).await;
     }
     Ok(())
 }
@@ -61,7 +61,7 @@ struct Mover<'a> {
 }
 
 impl Mover<'_> {
-    async fn argument(&self, session: &mut Session, from: &Target, to: &Destination) {
+    async fn argument(&self, session: &mut Session, from: &Target, to: &mut Destination) {
         let found = self.source(session, from).await;
         let (remote, source, place) = match found {
             Ok(found) => found,
@@ -83,8 +83,10 @@ impl Mover<'_> {
             ));
             return;
         }
-        if let Err(sentence) = self.rename(&remote, &source, &from, &to_place).await {
-            self.console.fail(sentence);
+        match self.rename(to, &source, &from, &to_place).await {
+            Ok(Renamed::Done) => to.note_made(to_place),
+            Ok(Renamed::Kept) => {}
+            Err(sentence) => self.console.fail(sentence),
         }
     }
 
@@ -103,15 +105,16 @@ impl Mover<'_> {
     /// Renames, or returns the reason as a sentence.
     async fn rename(
         &self,
-        remote: &Remote,
+        destination: &Destination,
         source: &Node,
         from: &Place,
         to: &Place,
-    ) -> std::result::Result<(), String> {
+    ) -> std::result::Result<Renamed, String> {
+        let remote = &destination.remote;
         let (shown, to_shown) = (&from.shown, &to.shown);
         let cannot = |reason: Failure| format!("cannot move {shown} to {to_shown}: {reason}");
         match remote.lookup(to.dir, &to.name).await {
-            Ok(_) if self.options.no_clobber => return Ok(()),
+            Ok(_) if self.options.no_clobber => return Ok(Renamed::Kept),
             Ok(other) if other.is_same(source) => {
                 return Err(format!("{shown} and {to_shown} are the same file"));
             }
@@ -125,7 +128,8 @@ impl Mover<'_> {
             }
             // A file that is not to be replaced by what was meant for a directory.
             Ok(_) if to.ends_with_slash => return Err(cannot(Failure::refused(Errno::NOTDIR))),
-            Ok(_) => {}
+            Ok(_) if source.is_dir() => {}
+            Ok(_) => destination.may_replace(to, shown)?,
             Err(error)
                 if error.errno() == Errno::NOENT && !source.is_dir() && to.ends_with_slash =>
             {
@@ -139,7 +143,7 @@ impl Mover<'_> {
                 if self.options.verbose {
                     self.console.say(format_args!("renamed {shown} -> {to_shown}"));
                 }
-                Ok(())
+                Ok(Renamed::Done)
             }
             // The one meaning that EINVAL has for rename(2).
             Err(error) if error.errno() == Errno::INVAL => {
@@ -148,4 +152,11 @@ impl Mover<'_> {
             Err(error) => Err(cannot(error.into())),
         }
     }
+}
+
+/// The outcome for a source that is no failure.
+enum Renamed {
+    Done,
+    /// It stays where it is, because the new name is taken.
+    Kept,
 }

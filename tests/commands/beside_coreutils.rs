@@ -202,6 +202,10 @@ fn ln() {
         "ln -s file @nope/new",
         "ln -s file @dangling",
         "ln -sf file @dangling",
+        "ln -f @dir/one @twice/one @empty",
+        "ln -f @dir/one @dir/one @empty",
+        "ln -fv @dir/one @twice/one @file @other",
+        "ln -sf dir/one twice/one @empty",
     ] {
         compare(command);
     }
@@ -341,6 +345,15 @@ fn mv() {
         "mv @file @dangling",
         "mv @file @dirlink",
         "mv @dir/ @new/",
+        "mv @dir/one @twice/one @empty",
+        "mv -fv @dir/one @twice/one @file @other",
+        "mv -n @dir/one @twice/one @empty",
+        "mv @dir/one @dir/one @empty",
+        "mv @dir @other/dir @empty",
+        "mv @other/dir @dir @empty",
+        "mv @file @file-in/file @empty",
+        "mv @file-in/file @file @empty",
+        "mv @file2 @empty/file2 @empty",
     ] {
         compare(command);
     }
