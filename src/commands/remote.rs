@@ -8,7 +8,9 @@ use std::time::Instant;
 use client::mount3::Mounted;
 use client::nfs3::{Listing as Page, Name, Nfs3, leave_out_rejected};
 use client::{Error, ListingProgress, MountOptions, Result};
-use proto::nfs3::{Attributes, CookieVerifier, FileHandle, FileType, FsinfoOk};
+use proto::nfs3::{
+    Attributes, CookieVerifier, CreatedOk, FileHandle, FileType, FsinfoOk, Procedure,
+};
 use rustix::io::Errno;
 use tokio::task::JoinHandle;
 
@@ -119,6 +121,26 @@ impl Remote {
             Some(attributes) => Ok(Node { handle: found.object, attributes }),
             None => self.node(found.object).await,
         }
+    }
+
+    /// The object `name` that `procedure` has created in `dir`; looked up where the server leaves
+    /// it out.
+    ///
+    /// # Errors
+    /// [`Error::CreatedUnseen`] if that fails.
+    pub(crate) async fn made(
+        &self,
+        dir: FileHandle,
+        name: &[u8],
+        procedure: Procedure,
+        made: CreatedOk,
+    ) -> Result<Node> {
+        let node = match (made.object, made.attributes) {
+            (Some(handle), Some(attributes)) => Ok(Node { handle, attributes }),
+            (Some(handle), None) => self.node(handle).await,
+            (None, _) => self.lookup(dir, name).await,
+        };
+        node.map_err(|error| error.after_creation(procedure, name))
     }
 
     /// The file that a path from the root of the export leads to. An absolute symbolic link leads

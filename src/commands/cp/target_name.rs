@@ -12,8 +12,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use client::Error;
 use proto::nfs3::{
-    ACCESS_EXTEND, ACCESS_MODIFY, Attributes, CreateHow, CreatedOk, FileHandle, FileType,
-    MknodData, Procedure, SetAttributes, SetTime, StableHow, Status,
+    ACCESS_EXTEND, ACCESS_MODIFY, Attributes, CreateHow, FileHandle, FileType, MknodData,
+    Procedure, SetAttributes, SetTime, StableHow, Status,
 };
 use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
@@ -159,26 +159,6 @@ impl TargetName {
         Entry { place, attributes: node.attributes, shown }
     }
 
-    /// The object that `procedure` has created in `dir`; looked up where the server leaves it out.
-    ///
-    /// # Errors
-    /// [`Error::CreatedUnseen`] if that fails.
-    async fn made(
-        &self,
-        remote: &Remote,
-        dir: FileHandle,
-        procedure: Procedure,
-        made: CreatedOk,
-    ) -> Result<Entry> {
-        let node = match (made.object, made.attributes) {
-            (Some(handle), Some(attributes)) => Ok(Node { handle, attributes }),
-            (Some(handle), None) => remote.node(handle).await,
-            (None, _) => remote.lookup(dir, &self.name).await,
-        };
-        let node = node.map_err(|error| error.after_creation(procedure, &self.name))?;
-        Ok(self.entry(remote, node))
-    }
-
     /// Makes a directory.
     pub(super) async fn make_dir(&self, mode: u32) -> Result<Entry> {
         match &self.dir {
@@ -190,7 +170,8 @@ impl TargetName {
             }
             Dir::Remote(remote, dir, _) => {
                 let made = remote.nfs.mkdir(*dir, &self.name, with_mode(mode)).await?;
-                self.made(remote, *dir, Procedure::Mkdir, made).await
+                let node = remote.made(*dir, &self.name, Procedure::Mkdir, made).await?;
+                Ok(self.entry(remote, node))
             }
         }
     }
@@ -241,21 +222,20 @@ impl TargetName {
                 // Exclusive creation is optional (RFC 1813 §3.3.8).
                 Err(error) if error.is(Status::Notsupp) => {}
                 made => {
-                    let entry = self.made(remote, dir, Procedure::Create, made?).await?;
+                    let node = remote.made(dir, &self.name, Procedure::Create, made?).await?;
                     // The server has stored the verifier in place of attributes, usually in the
                     // times.
                     let now = SetTime::ToServerTime;
                     let new = SetAttributes { atime: now, mtime: now, ..with_mode(mode) };
-                    if let Some(file) = entry.handle() {
-                        remote.nfs.setattr(file, new, None).await?;
-                    }
-                    return Ok(entry);
+                    remote.nfs.setattr(node.handle, new, None).await?;
+                    return Ok(self.entry(remote, node));
                 }
             }
         }
         let how = CreateHow::Guarded(with_mode(mode));
         let made = remote.nfs.create(dir, &self.name, how).await?;
-        self.made(remote, dir, Procedure::Create, made).await
+        let node = remote.made(dir, &self.name, Procedure::Create, made).await?;
+        Ok(self.entry(remote, node))
     }
 
     /// Makes a symbolic link.
@@ -271,7 +251,8 @@ impl TargetName {
             Dir::Remote(remote, dir, _) => {
                 let attributes = SetAttributes::default();
                 let made = remote.nfs.symlink(*dir, &self.name, &target, attributes).await?;
-                self.made(remote, *dir, Procedure::Symlink, made).await
+                let node = remote.made(*dir, &self.name, Procedure::Symlink, made).await?;
+                Ok(self.entry(remote, node))
             }
         }
     }
@@ -295,7 +276,8 @@ impl TargetName {
                     other => MknodData::Other(other),
                 };
                 let made = remote.nfs.mknod(*dir, &self.name, what).await?;
-                self.made(remote, *dir, Procedure::Mknod, made).await
+                let node = remote.made(*dir, &self.name, Procedure::Mknod, made).await?;
+                Ok(self.entry(remote, node))
             }
         }
     }
