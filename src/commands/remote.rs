@@ -9,10 +9,12 @@ use client::mount3::Mounted;
 use client::nfs3::{Listing as Page, Name, Nfs3, leave_out_rejected};
 use client::{Error, ListingProgress, MountOptions, Result};
 use proto::nfs3::{
-    Attributes, CookieVerifier, CreatedOk, FileHandle, FileType, FsinfoOk, Procedure,
+    Attributes, CookieVerifier, CreatedOk, FileHandle, FileType, FsinfoOk, Procedure, SetAttributes,
 };
 use rustix::io::Errno;
 use tokio::task::JoinHandle;
+
+use super::text::mode::SET_ID;
 
 /// A mounted export. Cloned for each task that works on it.
 #[derive(Clone)]
@@ -141,6 +143,29 @@ impl Remote {
             (None, _) => self.lookup(dir, name).await,
         };
         node.map_err(|error| error.after_creation(procedure, name))
+    }
+
+    /// SETATTR, RFC 1813 §3.3.2. Set-id bits that come with an owner are set by a second call: some
+    /// servers set the mode first, so that the file would lend the rights of its old owner, and
+    /// Linux takes the bits away when it sets an owner, as chown(2) does, and returns NFS3_OK.
+    /// Returns the error of the second call, without which the file lacks the bits.
+    ///
+    /// # Errors
+    /// Those of the first call.
+    pub(crate) async fn set_attributes(
+        &self,
+        file: FileHandle,
+        new: SetAttributes,
+    ) -> Result<Option<Error>> {
+        let has_owner = new.uid.is_some() || new.gid.is_some();
+        let Some(mode) = new.mode.filter(|mode| has_owner && mode & SET_ID != 0) else {
+            self.nfs.setattr(file, new, None).await?;
+            return Ok(None);
+        };
+        let first = SetAttributes { mode: Some(mode & !SET_ID), ..new };
+        self.nfs.setattr(file, first, None).await?;
+        let second = SetAttributes { mode: Some(mode), ..SetAttributes::default() };
+        Ok(self.nfs.setattr(file, second, None).await.err())
     }
 
     /// The file that a path from the root of the export leads to. An absolute symbolic link leads

@@ -4,12 +4,15 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, fchown, symlink};
 use std::path::Path;
 use std::process::Command;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use proto::nfs3::{Procedure, Status};
+use proto::nfs3::{
+    Failure, Procedure, SetTime, SetattrArgs, SetattrOk, SetattrReply, Status, WccData,
+};
 use proto::oncrpc::encode_success;
-use proto::xdr::Encode as _;
+use proto::xdr::{Decode as _, Encode as _};
 use rpc::record;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use tempfile::TempDir;
@@ -414,6 +417,64 @@ fn an_owner_that_cannot_be_kept_is_left_out() {
     assert_eq!((there.uid(), there.gid()), (4711, 4712));
     assert_eq!(there.mode() & 0o7777, 0o755, "the set-id bit belongs to its owner");
     assert_eq!((there.mtime(), there.mtime_nsec()), (here.mtime(), here.mtime_nsec()));
+}
+
+#[test]
+fn p_keeps_the_set_id_bits_that_a_server_clears_when_it_sets_the_owner() {
+    let server = Server::start();
+    let (here, there) = (server.beside("here"), server.path("there"));
+    // As Linux does, whose nfsd_sanitize_attrs() clears them even where the owner stays.
+    let url = intercept(&server, Procedure::Setattr, move |xid, mut arguments| {
+        let new = SetattrArgs::decode(&mut arguments).unwrap().new_attributes;
+        new.uid.or(new.gid)?;
+        let SetTime::ToClientTime(mtime) = new.mtime else { panic!("{new:?}") };
+        let mode = fs::Permissions::from_mode(new.mode.unwrap() & 0o777);
+        fs::set_permissions(&there, mode).unwrap();
+        let mtime = Duration::new(mtime.seconds.into(), mtime.nseconds);
+        File::open(&there).unwrap().set_modified(SystemTime::UNIX_EPOCH + mtime).unwrap();
+        Some(record::encode(|w| {
+            encode_success(w, xid);
+            SetattrReply::Ok(SetattrOk { wcc: WccData::default() }).encode(w);
+        }))
+    });
+    for option in ["-p", "-a"] {
+        for mode in [0o4755, 0o2750, 0o6711] {
+            fs::write(&here, "x").unwrap();
+            fs::set_permissions(&here, fs::Permissions::from_mode(mode)).unwrap();
+            succeeded(run(["cp", option, here.to_str().unwrap(), &format!("{url}/there")]));
+            assert_eq!(kept(&server.path("there")), kept(&here), "{option} {mode:o}");
+        }
+    }
+}
+
+#[test]
+fn p_sets_set_id_bits_after_the_owner_and_reports_their_loss() {
+    let server = Server::start();
+    let (here, there) = (server.beside("here"), server.path("there"));
+    fs::write(&here, "x").unwrap();
+    fs::set_permissions(&here, fs::Permissions::from_mode(0o6755)).unwrap();
+    let with_owner = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&with_owner);
+    let url = intercept(&server, Procedure::Setattr, move |xid, mut arguments| {
+        let new = SetattrArgs::decode(&mut arguments).unwrap().new_attributes;
+        if new.uid.is_some() {
+            seen.lock().unwrap().push(new.mode);
+            return None;
+        }
+        Some(record::encode(|w| {
+            encode_success(w, xid);
+            let body = WccData::default();
+            SetattrReply::Err(Failure { status: Status::Perm, body }).encode(w);
+        }))
+    });
+    let url = format!("{url}/there");
+    let reason = "Operation not permitted";
+    let line = format!("spillway cp: failed to preserve set-id bits for '{url}': {reason}");
+    assert_exit(&run(["cp", "-p", here.to_str().unwrap(), &url]), 1, &line);
+    assert_eq!(*with_owner.lock().unwrap(), [Some(0o755)]);
+    let (there, here) = (fs::metadata(there).unwrap(), fs::metadata(here).unwrap());
+    assert_eq!(there.mode() & 0o7777, 0o755);
+    assert_eq!(there.modified().unwrap(), here.modified().unwrap());
 }
 
 #[test]

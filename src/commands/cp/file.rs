@@ -17,7 +17,7 @@ use super::made_links::MadeLinks;
 use super::progress::Progress;
 use super::resume::{self, Start};
 use super::sink::Sink;
-use super::target_name::{LinkedFile, TargetName};
+use super::target_name::{Lacking, LinkedFile, TargetName};
 use super::transfer::{Broken, Plan, transfer};
 use super::write_locks::{WriteLock, WriteLocks};
 
@@ -89,8 +89,11 @@ impl FileCopier {
         what: &str,
     ) -> Reported<()> {
         match to.take_after(like, written).await {
-            Ok(Some(refusal)) if to.is_written_by_root() => {
+            Ok(Some(Lacking::Owner(refusal))) if to.is_written_by_root() => {
                 Err(format!("failed to preserve ownership for {}: {refusal}", to.shown))
+            }
+            Ok(Some(Lacking::SetId(failure))) => {
+                Err(format!("failed to preserve set-id bits for {}: {failure}", to.shown))
             }
             Ok(_) => Ok(()),
             Err(failure) => Err(not_kept(what, to, &failure)),

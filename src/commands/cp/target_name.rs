@@ -21,6 +21,7 @@ use rustix::io::Errno;
 use super::super::failure::{Failure, Result};
 use super::super::remote::{LastLink, Node, Remote, random_bytes};
 use super::super::target::Shown;
+use super::super::text::mode::SET_ID;
 use super::entry::{Entry, FileId, Place, blocking, local_attributes, path_of};
 use super::follow::{Followed, follow};
 use super::sink::{RemoteSink, Sink};
@@ -383,14 +384,14 @@ impl Entry {
     }
 
     /// Gives the file the permissions, times and owners of another. Owners only where that is
-    /// permitted; where it is not, leaves out the bits that lend their rights to others, and
-    /// returns the refusal. `written`: the file itself, if its data was written here; its name may
+    /// permitted; where it is not, leaves out the bits that lend their rights to others. Returns
+    /// what the file lacks. `written`: the file itself, if its data was written here; its name may
     /// be that of a link to it.
     pub(super) async fn take_after(
         &self,
         like: &Attributes,
         written: Option<Arc<File>>,
-    ) -> Result<Option<Failure>> {
+    ) -> Result<Option<Lacking>> {
         let like = *like;
         match &self.place {
             Place::Local(path, ..) => {
@@ -401,20 +402,27 @@ impl Entry {
                     None => take_after_pinned(&pin(&path, file_type)?, &like),
                 });
                 let refusal = refusal.await?;
-                Ok(refusal.map(Failure::from))
+                Ok(refusal.map(|errno| Lacking::Owner(errno.into())))
             }
             Place::Remote(remote, file) => {
                 let all = preserved(&like, true);
-                match remote.nfs.setattr(*file, all, None).await {
+                match remote.set_attributes(*file, all).await {
                     Err(error) if matches!(error.errno(), Errno::PERM | Errno::INVAL) => {
                         remote.nfs.setattr(*file, preserved(&like, false), None).await?;
-                        Ok(Some(error.into()))
+                        Ok(Some(Lacking::Owner(error.into())))
                     }
-                    result => Ok(result.map(|_| None)?),
+                    set => Ok(set?.map(|error| Lacking::SetId(error.into()))),
                 }
             }
         }
     }
+}
+
+/// An attribute that a file could not take from another, and the reason.
+pub(super) enum Lacking {
+    /// The owners, and the set-id bits with them.
+    Owner(Failure),
+    SetId(Failure),
 }
 
 /// The attributes that SETATTR has to set for `-p`.
@@ -518,5 +526,3 @@ fn is_link(node: &Node) -> bool {
 fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
     [path, b"/", name].concat()
 }
-
-const SET_ID: u32 = 0o6000;

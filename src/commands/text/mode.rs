@@ -61,6 +61,8 @@ pub(crate) fn with_type(file_type: FileType, mode: u32) -> u32 {
 
 pub(super) const SET_UID: u32 = 0o4000;
 pub(super) const SET_GID: u32 = 0o2000;
+/// Both set-id bits.
+pub(crate) const SET_ID: u32 = SET_UID | SET_GID;
 pub(super) const STICKY: u32 = 0o1000;
 /// All permission bits.
 pub(crate) const ALL: u32 = 0o7777;

@@ -1,6 +1,6 @@
 //! Modes as arguments: `755` and `u=rwx,go=rX`, as chmod(1) has them.
 
-use super::mode::{ALL, SET_GID, SET_UID, STICKY};
+use super::mode::{ALL, SET_GID, SET_ID, SET_UID, STICKY};
 
 /// A mode as given to `chmod` and to `mkdir -m`: octal, or changes that are applied in turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -147,7 +147,6 @@ fn permissions(letters: &str) -> Option<Permissions> {
     Some(if has_search { Permissions::BitsAndSearch(bits) } else { Permissions::Bits(bits) })
 }
 
-const SET_ID: u32 = SET_UID | SET_GID;
 /// An octal mode of so many digits names the set-id bits also where they are 0, as in coreutils.
 const OCTAL_DIGITS_NAMING_SET_ID: usize = 5;
 
