@@ -26,6 +26,8 @@ fn furnish(root: &Path) {
     fs::write(root.join("twice/one"), "one").unwrap();
     fs::hard_link(root.join("twice/one"), root.join("twice/sub/again")).unwrap();
     fs::set_permissions(root.join("file2"), fs::Permissions::from_mode(0o600)).unwrap();
+    fs::create_dir(root.join("set-gid")).unwrap();
+    fs::set_permissions(root.join("set-gid"), fs::Permissions::from_mode(0o2755)).unwrap();
 }
 
 /// Every name below `root` with type, permissions, owners, number of names, time if that is in the
@@ -135,6 +137,13 @@ fn mkdir() {
         "mkdir -m 1777 @new",
         "mkdir -m u=rwx,go= @new",
         "mkdir -p -m 700 @x/y",
+        "mkdir -m 2755 @new",
+        "mkdir -pm 6700 @x/y",
+        "mkdir -m u+s,g+s @new",
+        "mkdir -m 755 @set-gid/new",
+        "mkdir -m 00755 @set-gid/new",
+        "mkdir -m g-s @set-gid/new",
+        "mkdir @set-gid/new",
     ] {
         compare(command);
     }

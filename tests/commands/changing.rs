@@ -1,12 +1,22 @@
-//! `chmod`, `chown`, `touch`, `ln`, `rmdir` and `du`: what is not as with coreutils on local files.
+//! `chmod`, `chown`, `touch`, `ln`, `mkdir`, `rmdir` and `du`: what is not as with coreutils on
+//! local files.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::{Arc, Mutex};
+
+use proto::nfs3::{
+    Attributes, CreatedOk, CreatedReply, DeviceSpec, FileType, MkdirArgs, Procedure, Time, WccData,
+};
+use proto::oncrpc::encode_success;
+use proto::xdr::{Decode, Encode};
+use rpc::record;
 
 use crate::fixture::{Server, assert_exit, run, spillway, succeeded, text};
+use crate::relay::intercept;
 use crate::skip::skip;
 
 /// A user who is not the one of this process.
@@ -201,4 +211,85 @@ fn du_counts_a_file_with_several_names_once() {
     let expected = format!("{}\t{dir}\n", all / 1024);
     assert_eq!(succeeded(run(["du", "-s", &dir])), expected);
     assert_eq!(succeeded(run(["du", "-s", &dir, &three])), expected);
+}
+
+/// A MKDIR as of Linux, whose vfs_mkdir() takes the set-id bits out of the mode, of the directory
+/// `new`; with the attributes in the reply or not.
+fn without_set_id(server: &Server, has_attributes: bool) -> String {
+    let path = server.path("new");
+    intercept(server, Procedure::Mkdir, move |xid, mut arguments| {
+        let wanted = MkdirArgs::decode(&mut arguments).unwrap().attributes.mode.unwrap();
+        fs::create_dir(&path).unwrap();
+        set_mode(&path, wanted & 0o1777);
+        let metadata = fs::metadata(&path).unwrap();
+        let time = Time { seconds: 0, nseconds: 0 };
+        let attributes = has_attributes.then(|| Attributes {
+            file_type: FileType::Directory,
+            mode: wanted & 0o1777,
+            nlink: 2,
+            uid: metadata.uid(),
+            gid: metadata.gid(),
+            size: metadata.size(),
+            used: 0,
+            rdev: DeviceSpec { major: 0, minor: 0 },
+            fsid: metadata.dev(),
+            fileid: metadata.ino(),
+            atime: time,
+            mtime: time,
+            ctime: time,
+        });
+        Some(record::encode(|w| {
+            encode_success(w, xid);
+            let made = CreatedOk { object: None, attributes, dir_wcc: WccData::default() };
+            CreatedReply::Ok(made).encode(w);
+        }))
+    })
+}
+
+#[test]
+fn mkdir_m_sets_the_set_id_bits_that_mkdir_of_the_server_leaves_out() {
+    for (given, expected) in [("2750", 0o2750), ("u=rwxs,go=", 0o4700), ("6711", 0o6711)] {
+        for has_attributes in [false, true] {
+            let server = Server::start();
+            let url = without_set_id(&server, has_attributes);
+            succeeded(run(["mkdir", "-m", given, &format!("{url}/new")]));
+            assert_eq!(mode(&server.path("new")), expected, "{given}");
+        }
+    }
+}
+
+#[test]
+fn mkdir_m_makes_no_directory_that_others_can_write_to_without_its_special_bits() {
+    let server = Server::start();
+    let called = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&called);
+    let url = intercept(&server, Procedure::Mkdir, move |_, mut arguments| {
+        seen.lock().unwrap().push(MkdirArgs::decode(&mut arguments).unwrap().attributes.mode);
+        None
+    });
+    for (given, in_call) in [("2775", 0o2755), ("1777", 0o1755), ("6700", 0o6700), ("777", 0o777)] {
+        succeeded(run(["mkdir", "-m", given, &format!("{url}/{given}")]));
+        assert_eq!(called.lock().unwrap().pop(), Some(Some(in_call)), "{given}");
+        let expected = u32::from_str_radix(given, 8).unwrap();
+        assert_eq!(mode(&server.path(given)), expected);
+    }
+}
+
+#[test]
+fn mkdir_m_changes_no_file_that_has_the_name_of_the_directory() {
+    let server = Server::start();
+    let path = server.path("new");
+    let url = intercept(&server, Procedure::Mkdir, move |xid, _| {
+        fs::write(&path, "").unwrap();
+        set_mode(&path, 0o600);
+        Some(record::encode(|w| {
+            encode_success(w, xid);
+            let dir_wcc = WccData::default();
+            CreatedReply::Ok(CreatedOk { object: None, attributes: None, dir_wcc }).encode(w);
+        }))
+    });
+    let new = format!("{url}/new");
+    let line = format!("spillway mkdir: cannot change permissions of '{new}': Not a directory");
+    assert_exit(&run(["mkdir", "-m", "2755", &new]), 1, &line);
+    assert_eq!(mode(&server.path("new")), 0o600);
 }
