@@ -112,7 +112,7 @@ impl Error {
         match self {
             Self::Nfs { status, .. } => errno_of_status(*status),
             Self::Mount { status } => errno_of_mount(*status),
-            Self::Accept(_) => Errno::OPNOTSUPP,
+            Self::Accept(stat) => errno_of_accept(*stat),
             Self::Reject(_) => Errno::ACCESS,
             Self::Decode(_)
             | Self::Malformed { .. }
@@ -220,6 +220,17 @@ impl Error {
     }
 }
 
+/// The errno for `accept_stat`, RFC 5531 §9.
+const fn errno_of_accept(stat: AcceptStat) -> Errno {
+    match stat {
+        AcceptStat::ProgUnavail | AcceptStat::ProgMismatch { .. } | AcceptStat::ProcUnavail => {
+            Errno::OPNOTSUPP
+        }
+        // Not EOPNOTSUPP, after which programs do without the operation. SUCCESS is no error.
+        AcceptStat::Success | AcceptStat::GarbageArgs | AcceptStat::SystemErr => Errno::IO,
+    }
+}
+
 /// The errno for `nfsstat3`, RFC 1813 §2.6.
 const fn errno_of_status(status: Status) -> Errno {
     match status {
@@ -287,5 +298,19 @@ mod tests {
     fn a_cookie_that_the_server_refuses_is_no_missing_name() {
         assert_eq!(errno_of_status(Status::BadCookie), Errno::IO);
         assert_eq!(errno_of_status(Status::Noent), Errno::NOENT);
+    }
+
+    #[test]
+    fn only_what_a_server_does_not_serve_is_unsupported() {
+        use AcceptStat::*;
+        for (stat, errno) in [
+            (ProgUnavail, Errno::OPNOTSUPP),
+            (ProgMismatch { low: 2, high: 2 }, Errno::OPNOTSUPP),
+            (ProcUnavail, Errno::OPNOTSUPP),
+            (GarbageArgs, Errno::IO),
+            (SystemErr, Errno::IO),
+        ] {
+            assert_eq!(Error::Accept(stat).errno(), errno, "{stat:?}");
+        }
     }
 }

@@ -167,9 +167,7 @@ impl Nfs3 {
         O: for<'a> Decode<'a> + Send,
         F: for<'a> Decode<'a>,
     {
-        self.ask_with(procedure, route, arguments, Bytes::new(), |results| {
-            Ok(decode::<Reply<O, F>>(results)?.map_err(|failure| failure.status))
-        })
+        self.ask_with(procedure, route, arguments, Bytes::new(), read_reply::<O, F>)
     }
 
     /// A call whose results `read` decodes from the bytes behind the reply's header.
@@ -263,6 +261,17 @@ impl Delays {
         self.next = (pause * 2).min(JUKEBOX_PAUSE_MAX);
         true
     }
+}
+
+/// Decodes a reply with owned results, of which a failure has the status alone.
+fn read_reply<O, F>(
+    results: &Bytes,
+) -> std::result::Result<std::result::Result<O, Status>, DecodeError>
+where
+    O: for<'a> Decode<'a>,
+    F: for<'a> Decode<'a>,
+{
+    Ok(decode::<Reply<O, F>>(results)?.map_err(|failure| failure.status))
 }
 
 /// Decodes results, which must end with the record: trailing bytes show that server and client

@@ -1,17 +1,20 @@
 //! Answers of NFS that a good server seldom gives: not now, too much, too little.
 
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use proto::nfs3::{
-    Attributes, CookieVerifier, CreatedOk, CreatedReply, Entry, EntryPlus, Failure, FileHandle,
-    FileType, GetattrOk, GetattrReply, LookupOk, LookupReply, ReadOk, ReadReply, ReaddirOk,
-    ReaddirReply, ReaddirplusOk, ReaddirplusReply, SetAttributes, StableHow, Status, Time, WccData,
-    WriteOk, WriteReply, WriteVerifier,
+    Attributes, CookieVerifier, CreateHow, CreatedOk, CreatedReply, Entry, EntryPlus, Failure,
+    FileHandle, FileType, GetattrOk, GetattrReply, LookupOk, LookupReply, MknodData, ReadOk,
+    ReadReply, ReaddirOk, ReaddirReply, ReaddirplusOk, ReaddirplusReply, SetAttributes, StableHow,
+    Status, Time, WccData, WriteOk, WriteReply, WriteVerifier,
 };
+use proto::oncrpc::AcceptStat;
 use proto::xdr::{Encode, List, Writer};
 use rpc::client::RpcOptions;
+use rustix::io::Errno;
 use spillway_client::nfs3::Flavor;
 use spillway_client::{Error, MountOptions, Nfs3, Recovery};
 use tokio::io::AsyncWriteExt as _;
@@ -122,6 +125,45 @@ async fn refused<T: std::fmt::Debug>(
         Error::Malformed { error, .. } => error.what,
         other => panic!("{other}"),
     }
+}
+
+#[tokio::test]
+async fn garbage_args_for_a_long_name_is_enametoolong() {
+    let (_peer, nfs, mut connected) = connected(&options()).await;
+    let (dir, how) = (some_file(), CreateHow::Unchecked(SetAttributes::default()));
+    let attributes = SetAttributes::default();
+    for (bytes, expected) in [(255, Errno::IO), (256, Errno::NAMETOOLONG)] {
+        let name = vec![b'n'; bytes];
+        let name = &name[..];
+        let mut calls: Vec<Pin<Box<dyn Future<Output = Errno>>>> = Vec::new();
+        let mut add = |call| calls.push(call);
+        add(errno(nfs.lookup(dir, name)));
+        add(errno(nfs.create(dir, name, how)));
+        add(errno(nfs.mkdir(dir, name, attributes)));
+        add(errno(nfs.symlink(dir, name, b"target", attributes)));
+        add(errno(nfs.mknod(dir, name, MknodData::Fifo(attributes))));
+        add(errno(nfs.remove(dir, name)));
+        add(errno(nfs.rmdir(dir, name)));
+        add(errno(nfs.rename(dir, name, dir, b"to")));
+        add(errno(nfs.rename(dir, b"from", dir, name)));
+        add(errno(nfs.link(dir, dir, name)));
+        for call in calls {
+            let answer = async {
+                let received = connected.receive().await;
+                connected.refuse(received.xid, AcceptStat::GarbageArgs).await;
+                received.procedure
+            };
+            let (found, procedure) = tokio::join!(within(call), answer);
+            assert_eq!(found, expected, "procedure {procedure}, {bytes} bytes");
+        }
+    }
+}
+
+/// The error number of a call that fails.
+fn errno<T: std::fmt::Debug>(
+    call: impl Future<Output = Result<T, Error>> + 'static,
+) -> Pin<Box<dyn Future<Output = Errno>>> {
+    Box::pin(async move { call.await.unwrap_err().errno() })
 }
 
 #[tokio::test]

@@ -2,16 +2,15 @@
 
 use proto::mount3::{self as wire, DirectoryArgs, MountOk, MountReply};
 use proto::nfs3::{self, FileHandle};
-use proto::oncrpc::{AcceptStat, ReplyHeader};
+use proto::oncrpc::AcceptStat;
 use proto::portmap::{self as mapper, Address, Mapping, RpcbEntry};
 use proto::xdr::{Encode, Writer, decode_all};
-use rpc::record;
 use rustix::io::Errno;
 use spillway_client::mount3::{self, Mount3, Mounted};
 use spillway_client::{Error, NfsUrl, Result, portmap};
 
 use crate::fixture::{options, root_user};
-use crate::peer::{Connected, Peer, within};
+use crate::peer::{Peer, within};
 
 fn encoded(results: &impl Encode) -> Vec<u8> {
     let mut w = Writer::new();
@@ -111,12 +110,6 @@ async fn unsupported_requirements_of_a_server_are_named() {
     assert_eq!(error.to_string(), format!("{server} {what}"));
 }
 
-/// Answers a call with an error.
-async fn refuse(connected: &mut Connected, xid: u32, stat: AcceptStat) {
-    let reply = ReplyHeader::Accepted { xid, stat };
-    connected.send(&record::encode(|w| reply.encode(w))).await;
-}
-
 #[tokio::test]
 async fn mount_is_tried_on_the_nfs_port_first_and_then_by_the_portmapper() {
     let peer = Peer::new().await;
@@ -126,7 +119,7 @@ async fn mount_is_tried_on_the_nfs_port_first_and_then_by_the_portmapper() {
         let mut connected = peer.accept().await;
         let received = connected.receive().await;
         assert_eq!((received.program, received.procedure), (wire::PROGRAM, 0));
-        refuse(&mut connected, received.xid, AcceptStat::ProgUnavail).await;
+        connected.refuse(received.xid, AcceptStat::ProgUnavail).await;
     };
     let (found, ()) = tokio::join!(within(Mount3::find(&url, &options, &user)), serve);
     // Whether this machine has a portmapper or not, it does not know of this peer; if it has a

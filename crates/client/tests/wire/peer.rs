@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
-use proto::oncrpc::{CallHeader, Credential, decode_call, encode_success};
-use proto::xdr::{Reader, Writer};
+use proto::oncrpc::{AcceptStat, CallHeader, Credential, ReplyHeader, decode_call, encode_success};
+use proto::xdr::{Encode as _, Reader, Writer};
 use rpc::client::{Call, Route, Rpc, RpcOptions, Target};
 use rpc::record;
 use spillway_client::error::{Attempt, ServerName};
@@ -112,6 +112,12 @@ impl Connected {
 
     pub(crate) async fn answer(&mut self, call: &Received, results: &[u8]) {
         self.send(&reply(call.xid, results)).await;
+    }
+
+    /// Answers a call with an error of RPC.
+    pub(crate) async fn refuse(&mut self, xid: u32, stat: AcceptStat) {
+        let reply = ReplyHeader::Accepted { xid, stat };
+        self.send(&record::encode(|w| reply.encode(w))).await;
     }
 
     /// Answers with the number that was asked.
