@@ -18,6 +18,7 @@ use rustix::io::Errno;
 
 use crate::error::{Attempt, ServerName};
 use crate::nfs3::{Flavor, Nfs3, check_handle, machine_name, sys_credential};
+use crate::portmap::on_port;
 use crate::{Error, Identity, MountOptions, NfsUrl, Recovery, Result, portmap};
 
 /// The default port of NFS.
@@ -119,12 +120,12 @@ impl Mount3 {
             Ok(Self { rpc, server, identity, machine_name, nfs_address })
         };
         if let Some(port) = url.mount_port.or(options.mount_port) {
-            return connect(with_port(host, port)).await;
+            return connect(on_port(host, port)).await;
         }
         let on_nfs_port = connect(nfs_address).await?;
         let Err(refusal) = on_nfs_port.null().await else { return Ok(on_nfs_port) };
-        match portmap::port_of(host.ip(), PROGRAM, VERSION).await {
-            Ok(Some(port)) => connect(with_port(host, port)).await,
+        match portmap::port_of(host, PROGRAM, VERSION).await {
+            Ok(Some(port)) => connect(on_port(host, port)).await,
             // Most servers refuse it. The error of a silent one is better than the portmapper's.
             _ if !matches!(refusal, Error::Accept(_)) => Err(refusal),
             Ok(None) => {
@@ -275,17 +276,12 @@ async fn nfs_address(host: SocketAddr, url: &NfsUrl, options: &MountOptions) -> 
     let port = match url.port.or(options.port) {
         Some(port) => port,
         // Without a portmapper, or if NFS is not registered, the default port is used.
-        None => match portmap::port_of(host.ip(), nfs3::PROGRAM, nfs3::VERSION).await {
+        None => match portmap::port_of(host, nfs3::PROGRAM, nfs3::VERSION).await {
             Ok(Some(port)) => port,
             Ok(None) | Err(_) => NFS_PORT,
         },
     };
-    with_port(host, port)
-}
-
-fn with_port(mut address: SocketAddr, port: u16) -> SocketAddr {
-    address.set_port(port);
-    address
+    on_port(host, port)
 }
 
 /// The options for MOUNT calls, which fail rather than being retried for ever.

@@ -1,6 +1,6 @@
 //! The portmapper, RFC 1833: on which TCP port a program is served.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -19,12 +19,20 @@ use crate::{Error, Recovery, Result};
 /// this.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// The TCP port of a program, from the portmapper of `host`; `None` if it is not registered.
+/// The TCP port of a program, from the portmapper of the host that has the address `service`, of
+/// any port; `None` if it is not registered.
 ///
 /// # Errors
 /// Those of [`Rpc::connect`] and [`Rpc::call`]: many hosts have no portmapper.
-pub async fn port_of(host: IpAddr, program: u32, version: u32) -> Result<Option<u16>> {
-    port_from(SocketAddr::new(host, PORT), program, version).await
+pub async fn port_of(service: SocketAddr, program: u32, version: u32) -> Result<Option<u16>> {
+    port_from(on_port(service, PORT), program, version).await
+}
+
+/// Another service of the host. A link-local address keeps its scope id, without which it leads
+/// nowhere.
+pub(crate) fn on_port(mut service: SocketAddr, port: u16) -> SocketAddr {
+    service.set_port(port);
+    service
 }
 
 /// Like [`port_of`], for a portmapper at another address.
@@ -89,5 +97,16 @@ impl Portmapper {
         let failed = |error| Error::of_rpc(error, Attempt::Call, &self.server);
         let call = self.rpc.call(Route::Any, target, &Credential::None, arguments, Bytes::new());
         call.map_err(failed)?.await.map_err(failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn services_of_a_link_local_address_are_found_on_its_link() {
+        let nfs: SocketAddr = "[fe80::1%3]:2049".parse().unwrap();
+        assert_eq!(on_port(nfs, PORT), "[fe80::1%3]:111".parse().unwrap());
     }
 }
