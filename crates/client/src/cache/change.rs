@@ -266,6 +266,13 @@ impl ChangeTracker {
         self.decide(was)
     }
 
+    /// Processes the refusal of `call`, which counts as no change.
+    pub(crate) fn refuse(&mut self, call: OwnCall) -> Attribution {
+        let OwnCall { sequence, begun, .. } = call;
+        self.end(sequence, begun);
+        self.decide(self.known)
+    }
+
     /// Processes attributes from the reply to a call that changes nothing, such as GETATTR, LOOKUP,
     /// ACCESS, READ or READDIR, sent at `sent`. They may be older than the known ones.
     ///

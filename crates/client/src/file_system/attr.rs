@@ -54,8 +54,13 @@ impl FileSystem {
         };
         self.tracer().emit(Event::SetattrCall, inode.object(), 0, 0, format_args!(""));
         let change = inode.begin_change();
-        let set = inode.note_outcome(self.nfs.setattr(inode.handle(), new, None).await)?;
-        change.finish(&Evidence::of_setattr(&set));
+        let set = inode.note_outcome(self.nfs.setattr(inode.handle(), new, None).await);
+        change.finish(&set, Evidence::of_setattr);
+        if set.is_err() {
+            // Servers that set one attribute after another may have set some before the refusal.
+            inode.expire();
+        }
+        let set = set?;
         if let (Some(size), Some(truncation)) = (new.size, truncation) {
             inode.data_changed();
             truncation.finish(size);

@@ -226,9 +226,10 @@ impl FileSystem {
         name: &[u8],
         call: impl FnOnce(&Nfs3) -> C,
     ) -> Result<Arc<Inode>> {
-        let (sent, mut change) = (Sent::now(), dir.begin_name_change(name));
-        let created = change.note_outcome(call(&self.nfs).await)?;
-        change.finish(&Evidence::of_created_dir(&created));
+        let (sent, change) = (Sent::now(), dir.begin_name_change(name));
+        let created = call(&self.nfs).await;
+        change.finish(&created, Evidence::of_created_dir);
+        let created = created?;
         let seen = match created.object {
             Some(handle) => self.inode(handle, created.attributes, sent).await,
             None => self.lookup(dir, name).await,
@@ -257,10 +258,10 @@ impl FileSystem {
     /// Those of the call.
     pub async fn remove_dir(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
         silly_removals_ended_in(dir, name).await;
-        let mut change = dir.begin_name_change(name);
-        let removed = change.note_outcome(self.nfs.rmdir(dir.handle(), name).await)?;
-        change.finish(&Evidence::of_removed_dir(&removed));
-        Ok(())
+        let change = dir.begin_name_change(name);
+        let removed = self.nfs.rmdir(dir.handle(), name).await;
+        change.finish(&removed, Evidence::of_removed_dir);
+        removed.map(drop)
     }
 
     /// RENAME, RFC 1813 §3.3.14. An open file whose last name is replaced keeps a silly name until
@@ -298,31 +299,32 @@ impl FileSystem {
         to_dir: &Arc<Inode>,
         to: &[u8],
     ) -> Result<()> {
-        let (mut from_change, of_file) =
+        let (from_change, of_file) =
             (from_dir.begin_name_change(from), from_dir.begin_child_change(from));
         let replaced = to_dir.begin_child_change(to);
         let is_one_dir = Arc::ptr_eq(from_dir, to_dir);
-        let mut to_change = match is_one_dir {
+        let to_change = match is_one_dir {
             true => to_dir.begin_other_name_change(to),
             false => to_dir.begin_name_change(to),
         };
+        // NFS3ERR_STALE can be that of either directory.
         let renamed = self.nfs.rename(from_dir.handle(), from, to_dir.handle(), to).await;
-        // NFS3ERR_STALE can be that of either.
-        let renamed = to_change.note_outcome(from_change.note_outcome(renamed))?;
-        let after = from_change.finish(&Evidence::of_rename_from_dir(&renamed));
+        let after = from_change.finish(&renamed, Evidence::of_rename_from_dir);
         if is_one_dir {
-            to_change.finish_in(after);
+            to_change.finish_in(&renamed, after);
         } else {
-            to_change.finish(&Evidence::of_rename_to_dir(&renamed));
+            to_change.finish(&renamed, Evidence::of_rename_to_dir);
         }
         if let Some(of_file) = of_file {
-            to_dir.name_found(to, of_file.inode());
-            of_file.finish(&Evidence::of_renamed_file(&renamed));
+            if renamed.is_ok() {
+                to_dir.name_found(to, of_file.inode());
+            }
+            of_file.finish(&renamed, Evidence::of_renamed_file);
         }
         if let Some(replaced) = replaced {
-            replaced.finish(&Evidence::of_replaced_file(&renamed));
+            replaced.finish(&renamed, Evidence::of_replaced_file);
         }
-        Ok(())
+        renamed.map(drop)
     }
 
     /// The object that `name` in `dir` was last known to refer to, otherwise by LOOKUP.
@@ -338,13 +340,16 @@ impl FileSystem {
     /// # Errors
     /// Those of the call.
     pub async fn link(&self, inode: &Arc<Inode>, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
-        let (mut change, of_file) = (dir.begin_name_change(name), inode.begin_change());
+        let (change, of_file) = (dir.begin_name_change(name), inode.begin_change());
+        // NFS3ERR_STALE can be that of either.
         let linked = self.nfs.link(inode.handle(), dir.handle(), name).await;
-        let linked = inode.note_outcome(change.note_outcome(linked))?;
-        change.finish(&Evidence::of_link_dir(&linked));
-        dir.name_found(name, inode);
-        of_file.finish(&Evidence::of_linked_file(&linked));
-        Ok(())
+        let linked = inode.note_outcome(linked);
+        change.finish(&linked, Evidence::of_link_dir);
+        if linked.is_ok() {
+            dir.name_found(name, inode);
+        }
+        of_file.finish(&linked, Evidence::of_linked_file);
+        linked.map(drop)
     }
 
     fn trace_name(&self, event: Event, dir: &Inode, name: &[u8]) {

@@ -190,11 +190,18 @@ impl Inode {
     /// NFS3ERR_STALE another client has removed the object, and a cached listing that has the
     /// handle is outdated.
     pub(crate) fn note_outcome<T>(&self, outcome: Result<T>) -> Result<T> {
-        if outcome.as_ref().is_err_and(|error| error.is(Status::Stale)) {
+        if let Err(error) = &outcome {
+            self.note_error(error);
+        }
+        outcome
+    }
+
+    /// As [`note_outcome`](Self::note_outcome), for the outcome of a call with several handles.
+    pub(crate) fn note_error(&self, error: &Error) {
+        if error.is(Status::Stale) {
             self.is_stale.store(true, Ordering::Release);
             self.expire();
         }
-        outcome
     }
 
     /// Whether the latest calls failed with NFS3ERR_STALE.

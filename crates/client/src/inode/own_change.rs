@@ -3,12 +3,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use proto::nfs3::Status;
-
 use super::{Attribution, Inode};
+use crate::Result;
 use crate::cache::attributes;
 use crate::cache::change::{Change, Evidence, OwnCall};
-use crate::{Error, Result};
 
 /// A modifying call of this client in flight. Dropped without [`finish`](Self::finish), it counts
 /// as a call without a reply: its effect will be taken for a foreign change.
@@ -25,31 +23,46 @@ impl OwnChange {
         &self.inode
     }
 
-    /// Updates the inode from the reply. Returns the change stamp of the object, unless another
-    /// client changed it too.
-    pub(crate) fn finish(self, evidence: &Evidence) -> Option<Change> {
+    /// Updates the inode from the outcome of the call; `evidence` is that of its results. Returns
+    /// the change stamp of the object, unless the call failed or another client changed it too.
+    pub(crate) fn finish<T>(
+        self,
+        outcome: &Result<T>,
+        evidence: impl FnOnce(&T) -> Evidence,
+    ) -> Option<Change> {
+        let evidence = match outcome {
+            Ok(results) => Some(evidence(results)),
+            // What a SETATTR has set before it was refused will count as a foreign change.
+            Err(error) if error.leaves_names() => None,
+            // The server may have executed the call.
+            Err(_) => return None,
+        };
         let Self { inode, call, sent } = self;
         let mut known = inode.known();
         let from = known.tracker.known();
-        let attribution = known.tracker.finish(call, evidence);
-        match evidence.attributes() {
-            Some(after) if known.tracker.is_past(after) => {}
-            Some(after) => {
+        let attribution = match &evidence {
+            Some(evidence) => known.tracker.finish(call, evidence),
+            None => known.tracker.refuse(call),
+        };
+        match evidence.as_ref().map(Evidence::attributes) {
+            Some(Some(after)) if known.tracker.is_past(after) => {}
+            Some(Some(after)) => {
                 known.attributes.learn(after, sent);
             }
-            None => known.attributes.expire(),
+            Some(None) => known.attributes.expire(),
+            None => {}
         }
         known.disturbed_at = Instant::now();
         let to = known.tracker.known();
         inode.apply(known, attribution, from, to);
         inode.own_call_ended.notify_waiters();
-        matches!(attribution, Attribution::Own | Attribution::Unchanged).then_some(to)
+        let is_own = matches!(attribution, Attribution::Own | Attribution::Unchanged);
+        (evidence.is_some() && is_own).then_some(to)
     }
 }
 
-/// A call in flight that changes a name of a directory. Dropped without `finish`, the call failed
-/// or has no reply, and what the name refers to is unknown, unless the error shows that it is the
-/// same as before.
+/// A call in flight that changes a name of a directory. Dropped without `finish`, the call has no
+/// reply, and what the name refers to is unknown.
 #[derive(Debug)]
 pub(crate) struct NameChange<'a> {
     dir: &'a Inode,
@@ -60,24 +73,29 @@ pub(crate) struct NameChange<'a> {
 }
 
 impl NameChange<'_> {
-    /// Takes note of the outcome of the call, as [`Inode::note_outcome`] of the directory does.
-    pub(crate) fn note_outcome<T>(&mut self, outcome: Result<T>) -> Result<T> {
-        self.is_settled = outcome.as_ref().is_err_and(leaves_names);
-        self.dir.note_outcome(outcome)
-    }
-
-    /// Updates the directory from the reply. Returns its change stamp, unless another client
-    /// changed it too.
-    pub(crate) fn finish(mut self, evidence: &Evidence) -> Option<Change> {
-        let after = self.change.take().and_then(|change| change.finish(evidence));
-        self.finish_in(after);
+    /// Updates the directory from the outcome of the call, as [`OwnChange::finish`] does.
+    pub(crate) fn finish<T>(
+        mut self,
+        outcome: &Result<T>,
+        evidence: impl FnOnce(&T) -> Evidence,
+    ) -> Option<Change> {
+        let after = self.change.take().and_then(|change| change.finish(outcome, evidence));
+        self.finish_in(outcome, after);
         after
     }
 
     /// Like [`finish`](Self::finish), with the change stamp that the first name of the call has
     /// returned.
-    pub(crate) fn finish_in(mut self, after: Option<Change>) {
-        self.dir.name_changed(self.name, after);
+    pub(crate) fn finish_in<T>(mut self, outcome: &Result<T>, after: Option<Change>) {
+        match outcome {
+            Ok(_) => self.dir.name_changed(self.name, after),
+            Err(error) => {
+                self.dir.note_error(error);
+                if !error.leaves_names() {
+                    self.dir.name_changed(self.name, None);
+                }
+            }
+        }
         self.is_settled = true;
     }
 }
@@ -88,25 +106,6 @@ impl Drop for NameChange<'_> {
             self.dir.name_changed(self.name, None);
         }
     }
-}
-
-/// Whether the names of a call that failed with `error` refer to the same objects as before. Not
-/// with NFS3ERR_NOENT and NFS3ERR_EXIST, which can be the answer to a retransmission, or show that
-/// another client has changed the name; nor with errors of the disk, which can follow the change.
-fn leaves_names(error: &Error) -> bool {
-    let refusals = [
-        Status::Perm,
-        Status::Acces,
-        Status::Xdev,
-        Status::Inval,
-        Status::Rofs,
-        Status::Mlink,
-        Status::Nametoolong,
-        Status::Notempty,
-        Status::Notsupp,
-        Status::Jukebox,
-    ];
-    refusals.into_iter().any(|refusal| error.is(refusal))
 }
 
 impl Inode {

@@ -185,13 +185,13 @@ impl Inode {
 /// # Errors
 /// Those of the call.
 pub(crate) async fn remove(nfs: &Nfs3, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
-    let (mut change, of_file) = (dir.begin_name_change(name), dir.begin_child_change(name));
-    let removed = change.note_outcome(nfs.remove(dir.handle(), name).await)?;
-    change.finish(&Evidence::of_removed_dir(&removed));
+    let (change, of_file) = (dir.begin_name_change(name), dir.begin_child_change(name));
+    let removed = nfs.remove(dir.handle(), name).await;
+    change.finish(&removed, Evidence::of_removed_dir);
     if let Some(of_file) = of_file {
-        of_file.finish(&Evidence::of_removed_file(&removed));
+        of_file.finish(&removed, Evidence::of_removed_file);
     }
-    Ok(())
+    removed.map(drop)
 }
 
 /// The name given to a removed file: of the form that Linux clients use, so that servers which

@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 use std::thread;
 
-use proto::nfs3::{SetattrOk, Time, WccData};
+use proto::nfs3::{Procedure, RenameOk, SetattrOk, Time, WccData};
 
 use super::*;
 use crate::MountOptions;
@@ -75,16 +75,16 @@ fn only_changes_that_can_be_foreign_outdate_what_a_call_has_found() {
     let before = inode.before_call();
     let own = |from, to| {
         let wcc = WccData { before: Some((&changed_at(from)).into()), after: Some(changed_at(to)) };
-        Evidence::of_setattr(&SetattrOk { wcc })
+        Ok(SetattrOk { wcc })
     };
-    inode.begin_change().finish(&own(1, 2));
+    inode.begin_change().finish(&own(1, 2), Evidence::of_setattr);
     assert!(inode.is_latest(before, None));
     assert!(inode.is_latest(before, Some(&changed_at(1))));
     let change = inode.begin_change();
     inode.note(Some(&changed_at(3)), inode.sent());
     assert!(!inode.is_latest(before, None), "the reply does not show whose change it is");
     assert!(inode.is_latest(before, Some(&changed_at(3))));
-    change.finish(&own(2, 3));
+    change.finish(&own(2, 3), Evidence::of_setattr);
     assert!(inode.is_latest(before, None));
     inode.note(Some(&changed_at(4)), inode.sent());
     assert!(!inode.is_latest(before, Some(&changed_at(3))), "another client has changed it");
@@ -100,4 +100,17 @@ fn an_earlier_state_in_a_late_reply_does_not_outdate_what_a_later_call_finds() {
     inode.note(Some(&changed_at(1)), late);
     assert_eq!(inode.change_stamp(), Change::from(&changed_at(2)));
     assert!(inode.is_latest(inode.before_call(), None));
+}
+
+#[test]
+fn an_own_rename_after_a_refused_call_keeps_the_caches() {
+    let inode = inode(Arc::default());
+    let refused =
+        Err::<SetattrOk, _>(Error::Nfs { procedure: Procedure::Setattr, status: Status::Perm });
+    inode.begin_change().finish(&refused, Evidence::of_setattr);
+    let (from_wcc, to_wcc) = (WccData::default(), WccData::default());
+    inode.begin_change().finish(&Ok(RenameOk { from_wcc, to_wcc }), Evidence::of_renamed_file);
+    let after = Attributes { mtime: changed_at(1).mtime, ..changed_at(2) };
+    inode.note(Some(&after), inode.sent());
+    assert!(inode.opened(), "the caches are valid");
 }

@@ -38,16 +38,14 @@ impl WriteTarget for WriteCalls {
         let change = self.inode.upgrade().map(|inode| inode.begin_change());
         let written = self.nfs.write(self.file, offset, data, stable).await;
         if let Some(change) = change {
+            let inode = Arc::clone(change.inode());
             match &written {
-                Ok(written) => {
-                    // Data fetched between the write and the WRITE lacks it.
-                    change.inode().data_changed();
-                    let pairs = change.inode().superblock().write_pairs();
-                    let evidence = Evidence::of_write(written, pairs);
-                    change.finish(&evidence);
-                }
-                Err(_) => change.inode().outdate(),
+                // Data fetched between the write and the WRITE lacks it.
+                Ok(_) => inode.data_changed(),
+                Err(_) => inode.outdate(),
             }
+            let pairs = inode.superblock().write_pairs();
+            change.finish(&written, |written| Evidence::of_write(written, pairs));
         }
         self.note_outcome(written)
     }

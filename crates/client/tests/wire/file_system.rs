@@ -472,6 +472,22 @@ async fn permissions_are_those_of_the_user() {
     assert_eq!(theirs.attributes(&inode).await.unwrap().size, 4);
 }
 
+/// As ganesha, a server may have set one attribute when it refuses another.
+#[tokio::test]
+async fn attributes_are_those_of_the_server_after_a_refused_setattr() {
+    let fixture = Fixture::new().await;
+    let file_system = mount(&fixture).await;
+    let inode = written(&file_system, "file", b"data").await;
+    fs::set_permissions(fixture.exported(""), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(fixture.exported("file"), fs::Permissions::from_mode(0o640)).unwrap();
+    let other = spillway_client::Identity { uid: 1234, gid: 1234, groups: Vec::new() };
+    let theirs = file_system.as_user(&Arc::new(other));
+    let private = SetAttributes { mode: Some(0o600), ..SetAttributes::default() };
+    let refused = theirs.set_attributes(&inode, private).await;
+    assert!(refused.is_err_and(|error| error.is(Status::Perm)));
+    assert_eq!(theirs.attributes(&inode).await.unwrap().mode & 0o777, 0o640);
+}
+
 /// A weak reference from its directory would keep the memory of each inode that was dropped.
 #[tokio::test]
 async fn a_directory_does_not_keep_the_memory_of_its_files() {

@@ -69,6 +69,32 @@ fn writes_answered_in_any_order_are_own() {
 }
 
 #[test]
+fn a_refused_call_is_no_change_that_a_later_own_one_could_hide() {
+    for is_refused in [true, false] {
+        let mut tracker = ChangeTracker::new(&attributes(1, 1, 1));
+        let call = tracker.begin();
+        if is_refused {
+            assert_eq!(tracker.refuse(call), Attribution::Unchanged);
+        } else {
+            drop(call);
+        }
+        let renaming = tracker.begin();
+        assert_eq!(tracker.finish(renaming, &renamed()), Attribution::Unchanged);
+        let sent = tracker.moment();
+        let expected = if is_refused { Attribution::Own } else { Attribution::Foreign };
+        assert_eq!(tracker.observe(&attributes(1, 1, 2), sent), expected);
+    }
+}
+
+#[test]
+fn a_refused_call_decides_about_a_change_that_it_may_have_preceded() {
+    let mut tracker = ChangeTracker::new(&state(0));
+    let (refused, later) = (tracker.begin(), tracker.begin());
+    assert_eq!(tracker.finish(later, &pair(1, 2)), Attribution::Undecided);
+    assert_eq!(tracker.refuse(refused), Attribution::Foreign);
+}
+
+#[test]
 fn a_setattr_behind_writes_is_own_in_any_order_of_replies() {
     // As tar does: the data, then an mtime in the past.
     let dated = attributes(2, 1, 3);
