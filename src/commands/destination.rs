@@ -43,6 +43,28 @@ impl Place {
         Ok(dir.is_same(&other))
     }
 
+    /// Renames the file of this name to `to`. NOENT can mean that an earlier copy of the call was
+    /// executed, and its reply lost; `is_there` finds out whether the file has the name `to`.
+    ///
+    /// # Errors
+    /// Those of RENAME.
+    pub(super) async fn rename(
+        &self,
+        to: &Self,
+        remote: &Remote,
+        is_there: impl Future<Output = bool>,
+    ) -> Result<()> {
+        match remote.nfs.rename(self.dir, &self.name, to.dir, &to.name).await {
+            Err(error) if error.errno() == Errno::NOENT && is_there.await => Ok(()),
+            renamed => Ok(renamed.map(drop)?),
+        }
+    }
+
+    /// Whether this is a name of `node`. False if that cannot be found out.
+    pub(super) async fn is_of(&self, node: &Node, remote: &Remote) -> bool {
+        remote.lookup(self.dir, &self.name).await.is_ok_and(|there| there.is_same(node))
+    }
+
     /// Removes the name, which may be gone already.
     ///
     /// # Errors

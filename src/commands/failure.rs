@@ -35,6 +35,11 @@ impl Failure {
         matches!(self, Self::Local(_)) || self.errno() == errno
     }
 
+    /// Whether the server refused the call, and has changed no name.
+    pub(crate) fn leaves_names(&self) -> bool {
+        matches!(self, Self::Remote(error) if error.leaves_names())
+    }
+
     /// The operation is impossible; no call was made.
     pub(crate) fn refused(errno: Errno) -> Self {
         Self::Remote(Error::Refused(errno))

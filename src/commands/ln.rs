@@ -188,7 +188,7 @@ impl Linker<'_> {
             let _ = temporary.remove(remote).await;
             return Ok(Err(failure));
         }
-        let renamed = source.rename(remote, &temporary, place).await;
+        let renamed = temporary.rename(place, remote, source.is_at(place, remote)).await;
         // RENAME leaves both names of one file as they are.
         let remains = renamed.is_err() || matches!(source, Source::File(..));
         match if remains { temporary.remove(remote).await } else { Ok(()) } {
@@ -229,20 +229,12 @@ impl Source {
         }
     }
 
-    /// Renames the link, unless an earlier copy of the call has done that.
-    async fn rename(&self, remote: &Remote, from: &Place, to: &Place) -> Result<()> {
-        match remote.nfs.rename(from.dir, &from.name, to.dir, &to.name).await {
-            Err(error) if error.errno() == Errno::NOENT && self.is_at(to, remote).await => Ok(()),
-            renamed => Ok(renamed.map(|_| ())?),
-        }
-    }
-
     /// Whether the link has this name.
     async fn is_at(&self, place: &Place, remote: &Remote) -> bool {
-        let Ok(there) = remote.lookup(place.dir, &place.name).await else { return false };
         match self {
-            Self::File(node, _) => node.is_same(&there),
+            Self::File(node, _) => place.is_of(node, remote).await,
             Self::Path(path) => {
+                let Ok(there) = remote.lookup(place.dir, &place.name).await else { return false };
                 let link = remote.nfs.readlink(there.handle).await;
                 link.is_ok_and(|link| link.target == path)
             }

@@ -85,6 +85,10 @@ impl Mover<'_> {
         }
         match self.rename(to, &source, &from, &to_place).await {
             Ok(Renamed::Done) => to.note_made(to_place),
+            Ok(Renamed::Perhaps(sentence)) => {
+                to.note_made(to_place);
+                self.console.fail(sentence);
+            }
             Ok(Renamed::Kept) => {}
             Err(sentence) => self.console.fail(sentence),
         }
@@ -138,25 +142,28 @@ impl Mover<'_> {
             Err(error) if error.errno() == Errno::NOENT => {}
             Err(error) => return Err(cannot(error.into())),
         }
-        match remote.nfs.rename(from.dir, &from.name, to.dir, &to.name).await {
-            Ok(_) => {
+        match from.rename(to, remote, to.is_of(source, remote)).await {
+            Ok(()) => {
                 if self.options.verbose {
                     self.console.say(format_args!("renamed {shown} -> {to_shown}"));
                 }
                 Ok(Renamed::Done)
             }
             // The one meaning that EINVAL has for rename(2).
-            Err(error) if error.errno() == Errno::INVAL => {
+            Err(failure) if failure.errno() == Errno::INVAL => {
                 Err(format!("cannot move {shown} to a subdirectory of itself, {to_shown}"))
             }
-            Err(error) => Err(cannot(error.into())),
+            Err(failure) if failure.leaves_names() => Err(cannot(failure)),
+            Err(failure) => Ok(Renamed::Perhaps(cannot(failure))),
         }
     }
 }
 
-/// The outcome for a source that is no failure.
+/// The outcome for a source that was not refused.
 enum Renamed {
     Done,
+    /// The server may have executed the call; the reason why it failed, as a sentence.
+    Perhaps(String),
     /// It stays where it is, because the new name is taken.
     Kept,
 }
