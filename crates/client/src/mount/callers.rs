@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,8 @@ pub(super) struct Callers {
     known: Mutex<HashMap<Caller, (Instant, Arc<Identity>)>>,
     /// When threads that exit wait no longer, by pid.
     exits: Mutex<HashMap<u32, Instant>>,
+    /// A caller without a PID was reported.
+    reported: AtomicBool,
 }
 
 /// A change of a thread's user or group counts at once; a change of its supplementary groups alone
@@ -31,13 +34,20 @@ struct Caller {
 
 impl Callers {
     /// The identity for a request. A caller without a visible process, as in a foreign PID
-    /// namespace, has no supplementary groups.
+    /// namespace, has no supplementary groups; the first one of a user other than root is reported.
     pub(super) fn identity(&self, head: &Head) -> Arc<Identity> {
         let caller = Caller { pid: head.pid, uid: head.uid, gid: head.gid };
         if let Some((since, identity)) = self.known().get(&caller)
             && since.elapsed() < BELIEVED_FOR
         {
             return Arc::clone(identity);
+        }
+        if self.is_first_without_pid(caller) {
+            tracing::warn!(
+                "a program of user {} is outside the PID namespace of this mount: its calls carry \
+                 no supplementary groups, and a signal does not end its wait for the server",
+                caller.uid,
+            );
         }
         let groups = status(head.pid).map(|status| groups(&status)).unwrap_or_default();
         let identity = Arc::new(Identity { uid: head.uid, gid: head.gid, groups });
@@ -50,6 +60,14 @@ impl Callers {
         }
         known.insert(caller, (Instant::now(), Arc::clone(&identity)));
         identity
+    }
+
+    /// Whether this is the first program without a PID here, of a user other than root. The kernel
+    /// itself calls as root, as the invalid user, or as the overflow user, to which it maps users
+    /// that it does not know, and nfsd those that it squashes.
+    fn is_first_without_pid(&self, caller: Caller) -> bool {
+        let is_program = ![0, OVERFLOW_USER, INVALID_USER].contains(&caller.uid);
+        caller.pid == 0 && is_program && !self.reported.swap(true, Ordering::Relaxed)
     }
 
     /// When the exit of the thread `pid` waits no longer: `wait_max` after the first call for it.
@@ -164,6 +182,12 @@ const BELIEVED_FOR: Duration = Duration::from_secs(1);
 /// Maximum of cached callers.
 const KNOWN_MAX: usize = 1024;
 
+/// The default of `/proc/sys/kernel/overflowuid`.
+const OVERFLOW_USER: u32 = 65_534;
+
+/// `FUSE_INVALID_UIDGID`.
+const INVALID_USER: u32 = u32::MAX;
+
 const SIGKILL_BIT: u64 = 1 << (9 - 1);
 
 /// As in the status of wait(2).
@@ -235,6 +259,17 @@ mod tests {
         let past = Instant::now().checked_sub(DEADLINE_KEPT).unwrap();
         callers.exits.lock().unwrap().insert(1, past);
         assert!(callers.exit_deadline(1, wait_max) > first);
+    }
+
+    #[test]
+    fn only_the_first_program_without_a_pid_is_reported() {
+        let callers = Callers::default();
+        let is_reported = |pid, uid| callers.is_first_without_pid(Caller { pid, uid, gid: 0 });
+        for (pid, uid) in [(7, 1000), (0, 0), (0, OVERFLOW_USER), (0, INVALID_USER)] {
+            assert!(!is_reported(pid, uid), "{pid} {uid}");
+        }
+        assert!(is_reported(0, 1000));
+        assert!(!is_reported(0, 1000) && !is_reported(0, 1001));
     }
 
     #[test]
