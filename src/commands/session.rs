@@ -8,10 +8,11 @@ use clap::Args;
 use client::export::{Exports, Holding};
 use client::mount_options::{MountRequest, OptionError};
 use client::{Identity, MountOptions, NfsUrl};
-use proto::nfs3::FileHandle;
+use proto::nfs3::{FileHandle, FileType};
+use rustix::io::Errno;
 
 use super::failure::Result;
-use super::remote::{LastLink, Node, Remote, below};
+use super::remote::{LastLink, Node, Remote, below, without_end_slashes};
 
 /// The options of every command.
 #[derive(Args, Clone, Debug)]
@@ -83,9 +84,40 @@ impl Session {
     /// The file that `url` names, and its export.
     pub(crate) async fn find(&mut self, url: &NfsUrl, last: LastLink) -> Result<(Remote, Node)> {
         let (remote, path) = self.reach(url, LastLink::Follow).await?;
+        let is_mounted_itself = without_end_slashes(&path).is_empty();
+        if last == LastLink::Keep
+            && is_mounted_itself
+            && let Some(link) = self.find_link(url).await?
+        {
+            return Ok(link);
+        }
         let node = remote.resolve(&path, last).await?;
         Ok((remote, node))
     }
+
+    /// The symbolic link that `url` names, if it is one. MNT of its path, where the server does not
+    /// list its exports, mounts the directory that it leads to. The path can be hidden from the
+    /// user in the directories above it, and has then no link that could be found.
+    async fn find_link(&mut self, url: &NfsUrl) -> Result<Option<(Remote, Node)>> {
+        let found: Result<_> = async {
+            let (remote, path) = self.reach(url, LastLink::Keep).await?;
+            let node = remote.resolve(&path, LastLink::Keep).await?;
+            Ok((remote, node))
+        }
+        .await;
+        match found {
+            Err(failure) if is_hidden(failure.errno()) => Ok(None),
+            found => {
+                let is_link = |node: &Node| node.attributes.file_type == FileType::Symlink;
+                Ok(Some(found?).filter(|(_, node)| is_link(node)))
+            }
+        }
+    }
+}
+
+/// Whether an error of a path means that a name of it is not there, or not for this user.
+fn is_hidden(errno: Errno) -> bool {
+    matches!(errno, Errno::NOENT | Errno::NOTDIR | Errno::ACCESS)
 }
 
 impl Server {

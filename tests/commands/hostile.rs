@@ -48,6 +48,8 @@ const FILE: u64 = LINK + 1;
 /// Where the link leads: beside the copy.
 const TARGET: &[u8] = b"../../victim";
 const DATA: &[u8] = b"of the server";
+/// The path that is mounted.
+const ROOT: &[u8] = b"e";
 
 /// A directory by its depth.
 fn handle(depth: u64) -> FileHandle {
@@ -93,7 +95,8 @@ impl Tree {
             }
         });
         let port = address.port();
-        format!("nfs://{address}/e?mountport={port}")
+        let root = text(ROOT);
+        format!("nfs://{address}/{root}?mountport={port}")
     }
 
     fn serve_one(self, mut client: TcpStream) {
@@ -146,11 +149,9 @@ impl Tree {
                 GetattrReply::Ok(GetattrOk { attributes: attributes(depth) }).encode(w);
             }
             Procedure::Lookup => {
-                let depth = self.below(depth_of(LookupArgs::decode(&mut r).unwrap().what.dir));
+                let args = LookupArgs::decode(&mut r).unwrap();
                 encode_success(w, xid);
-                let (object, object_attributes) = (handle(depth), Some(attributes(depth)));
-                LookupReply::Ok(LookupOk { object, object_attributes, dir_attributes: None })
-                    .encode(w);
+                self.look_up(args.what, w);
             }
             Procedure::Readdir => {
                 let args = ReaddirArgs::decode(&mut r).unwrap();
@@ -192,6 +193,17 @@ impl Tree {
             | Procedure::Pathconf
             | Procedure::Commit => refused(w),
         }
+    }
+
+    fn look_up(self, DirOp { dir, name }: DirOp<'_>, w: &mut Writer) {
+        if name == ROOT {
+            // The directory above is another one.
+            LookupReply::Err(Failure { status: Status::Noent, body: None }).encode(w);
+            return;
+        }
+        let depth = self.below(depth_of(dir));
+        let (object, object_attributes) = (handle(depth), Some(attributes(depth)));
+        LookupReply::Ok(LookupOk { object, object_attributes, dir_attributes: None }).encode(w);
     }
 
     fn mount(self, procedure: u32, w: &mut Writer) {

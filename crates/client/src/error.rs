@@ -149,10 +149,11 @@ impl Error {
         }
     }
 
-    /// Whether the names that the failed call was to change refer to the same objects as before. Not
-    /// with NFS3ERR_NOENT and NFS3ERR_EXIST, which can be the answer to a retransmission, or show
-    /// that another client has changed the name; nor with NFS3ERR_JUKEBOX, after which the server
-    /// may complete what it has begun; nor with errors of the disk, which can follow the change.
+    /// Whether the names that the failed call was to change refer to the same objects as before.
+    /// Not with NFS3ERR_NOENT and NFS3ERR_EXIST, which can be the answer to a retransmission, or
+    /// show that another client has changed the name; nor with NFS3ERR_JUKEBOX, after which the
+    /// server may complete what it has begun; nor with errors of the disk, which can follow the
+    /// change.
     #[must_use]
     pub fn leaves_names(&self) -> bool {
         let refusals = [

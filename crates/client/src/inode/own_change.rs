@@ -32,7 +32,7 @@ impl OwnChange {
     ) -> Option<Change> {
         let evidence = match outcome {
             Ok(results) => Some(evidence(results)),
-            // What a SETATTR has set before it was refused will count as a foreign change.
+            // Parts that a SETATTR has set before it was refused will count as a foreign change.
             Err(error) if error.leaves_names() => None,
             // The server may have executed the call.
             Err(_) => return None,
