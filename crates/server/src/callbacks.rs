@@ -16,8 +16,8 @@ use proto::oncrpc::{
 };
 use proto::xdr::{Decode, DecodeError, Encode, Reader, Writer};
 use rpc::record::MARK_ROOM;
-use rpc::server::{Reply, ReplyQueue};
-use tokio::sync::oneshot;
+use rpc::server::{Reply, ReplyQueue, SendObserver};
+use tokio::sync::{oneshot, watch};
 
 use crate::state::{Callback, CallbackEnd, ConnectionId, Message, Session, State};
 
@@ -34,20 +34,41 @@ pub(crate) struct Callbacks {
     last_xid: AtomicU32,
 }
 
-/// A connection. A session has one callback at work, so there are as few answers outstanding.
+/// A connection. A session has one callback at work, so there are as few in the queue, and as few
+/// answers outstanding.
 struct Connection {
     queue: Arc<ReplyQueue>,
     /// The callbacks that are not answered, by their transaction ids.
     awaited: HashMap<u32, oneshot::Sender<CallbackEnd>>,
     /// Callbacks were sent, so that an answer may come late.
     has_called: bool,
+    /// The end in the queue of a callback that was given up there. No other is queued before.
+    left_in_queue: Option<watch::Receiver<bool>>,
+}
+
+impl Connection {
+    /// Whether the queue still has a callback that was given up. A peer that does not read could
+    /// fill it otherwise: it binds the connection again after each.
+    fn is_blocked(&self) -> bool {
+        self.left_in_queue.as_ref().is_some_and(|is_gone| !*is_gone.borrow())
+    }
+}
+
+/// Turns true when a callback is no longer in the queue.
+struct Departure(watch::Sender<bool>);
+
+impl SendObserver for Departure {
+    fn reply_is_gone(&self, _token: u64) {
+        self.0.send_replace(true);
+    }
 }
 
 impl Callbacks {
     /// Notes a connection that was made.
     pub(crate) fn add(&self, connection: ConnectionId, queue: &Arc<ReplyQueue>) {
         let queue = Arc::clone(queue);
-        let new = Connection { queue, awaited: HashMap::new(), has_called: false };
+        let awaited = HashMap::new();
+        let new = Connection { queue, awaited, has_called: false, left_in_queue: None };
         self.lock().insert(connection, new);
     }
 
@@ -85,33 +106,50 @@ impl Callbacks {
     ) {
         let mut next = Some(first);
         while let Some(callback) = next {
-            let end = self.call(session, &callback).await;
+            let encoded = |xid| encoded(session, &callback, xid);
+            let end = self.call(callback.connection, encoded).await;
             tracing::trace!(?callback, ?end, "callback");
             next = state.end_callback(session, callback, end, now());
         }
     }
 
-    async fn call(&self, session: &Session, callback: &Callback) -> CallbackEnd {
+    /// Sends a call over a connection, as `encoded` makes it of its transaction id, and waits for
+    /// the answer.
+    async fn call(&self, to: ConnectionId, encoded: impl FnOnce(u32) -> Vec<u8>) -> CallbackEnd {
         let xid = self.last_xid.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let (awaiting, answer) = oneshot::channel();
+        let (departure, mut is_gone) = watch::channel(false);
         let queue = {
             let mut connections = self.lock();
-            let Some(connection) = connections.get_mut(&callback.connection) else {
+            let connection = connections.get_mut(&to);
+            let Some(connection) = connection.filter(|connection| !connection.is_blocked()) else {
                 return CallbackEnd::Lost;
             };
             connection.awaited.insert(xid, awaiting);
             connection.has_called = true;
             Arc::clone(&connection.queue)
         };
-        queue.send(Reply::new(encoded(session, callback, xid), None));
+        let message = Reply::new(encoded(xid), None);
+        queue.send(message.observed(Arc::new(Departure(departure)), 0));
         queue.flush();
-        let answer = tokio::time::timeout(CALLBACK_ANSWER_MAX, answer).await;
-        if answer.is_err()
-            && let Some(connection) = self.lock().get_mut(&callback.connection)
-        {
-            connection.awaited.remove(&xid);
+        // A client can guess the id of a callback that it has not received. By such an answer the
+        // next would be queued behind this one, and so on without bound.
+        let answered = async {
+            let end = answer.await.unwrap_or(CallbackEnd::Lost);
+            // It also ends when the connection does.
+            let _ = is_gone.wait_for(|is_gone| *is_gone).await;
+            end
+        };
+        if let Ok(end) = tokio::time::timeout(CALLBACK_ANSWER_MAX, answered).await {
+            return end;
         }
-        answer.ok().and_then(Result::ok).unwrap_or(CallbackEnd::Lost)
+        if let Some(connection) = self.lock().get_mut(&to) {
+            connection.awaited.remove(&xid);
+            if !*is_gone.borrow() {
+                connection.left_in_queue = Some(is_gone);
+            }
+        }
+        CallbackEnd::Lost
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<ConnectionId, Connection>> {
@@ -189,4 +227,111 @@ fn outcome(record: &[u8]) -> Result<CallbackEnd, DecodeError> {
         }
         Some(_) => CallbackEnd::Lost,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{self, ErrorKind, IoSlice};
+    use std::net::Ipv4Addr;
+    use std::task::{Context, Poll, Waker};
+
+    use rpc::server::Transport;
+
+    use super::*;
+
+    const CONNECTION: ConnectionId = ConnectionId(1);
+
+    /// A stream that is full until its peer reads.
+    #[derive(Default)]
+    struct Stream(Mutex<StreamState>);
+
+    #[derive(Default)]
+    struct StreamState {
+        is_read: bool,
+        bytes: usize,
+        waker: Option<Waker>,
+    }
+
+    impl Stream {
+        fn lock(&self) -> MutexGuard<'_, StreamState> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+
+        fn read(&self) {
+            let mut state = self.lock();
+            state.is_read = true;
+            state.waker.take().unwrap().wake();
+        }
+    }
+
+    impl Transport for Stream {
+        fn try_send(&self, parts: &[IoSlice<'_>], _: bool) -> io::Result<usize> {
+            let mut state = self.lock();
+            if !state.is_read {
+                return Err(ErrorKind::WouldBlock.into());
+            }
+            let bytes = parts.iter().map(|part| part.len()).sum();
+            state.bytes += bytes;
+            Ok(bytes)
+        }
+
+        fn try_send_pipe(&self, _: &mut ::io::Pipe, _: bool) -> io::Result<usize> {
+            unreachable!("callbacks are in memory")
+        }
+
+        fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            let mut state = self.lock();
+            state.waker = Some(cx.waker().clone());
+            if state.is_read { Poll::Ready(Ok(())) } else { Poll::Pending }
+        }
+
+        fn unacknowledged_bytes(&self) -> io::Result<u64> {
+            Ok(0)
+        }
+
+        fn acknowledged_bytes(&self) -> io::Result<u64> {
+            Ok(0)
+        }
+
+        fn has_hung_up(&self) -> bool {
+            false
+        }
+
+        fn unread_bytes(&self) -> io::Result<u64> {
+            Ok(0)
+        }
+    }
+
+    /// Sends a callback and answers it at once, with its id as the peer guesses it.
+    async fn call_and_answer(callbacks: &Callbacks, xid: u32) -> CallbackEnd {
+        let encoded = |given| {
+            assert_eq!(given, xid);
+            MARK_ROOM.to_vec()
+        };
+        let mut answer = Writer::new();
+        ReplyHeader::Accepted { xid, stat: AcceptStat::Success }.encode(&mut answer);
+        CompoundResult { status: 0, tag: b"", results: 2 }.encode(&mut answer);
+        let answered = async { callbacks.take_reply(CONNECTION, answer.as_slice()) };
+        let (end, _) = tokio::join!(callbacks.call(CONNECTION, encoded), answered);
+        end
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answers_to_callbacks_that_were_not_sent_do_not_fill_the_queue() {
+        let (callbacks, stream) = (Callbacks::default(), Arc::new(Stream::default()));
+        let (peer, buffers) = ((Ipv4Addr::LOCALHOST, 1).into(), ::io::BufferPool::new(1 << 20));
+        let queue = Arc::new(ReplyQueue::new(peer, 1, Arc::clone(&stream) as _, buffers));
+        let running = Arc::clone(&queue);
+        tokio::spawn(async move { running.run().await });
+        callbacks.add(CONNECTION, &queue);
+        for xid in 1..=3 {
+            assert_eq!(call_and_answer(&callbacks, xid).await, CallbackEnd::Lost, "{xid}");
+        }
+        stream.read();
+        // The task of the connection goes on.
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        assert_eq!(stream.lock().bytes, MARK_ROOM.len());
+        assert_eq!(call_and_answer(&callbacks, 4).await, CallbackEnd::Performed);
+        assert_eq!(stream.lock().bytes, 2 * MARK_ROOM.len());
+    }
 }
