@@ -158,7 +158,7 @@ impl<'a> Line<'a> {
     /// The name of the export that the first handle belongs to.
     fn export(&self) -> Option<String> {
         let handle = self.call.outline().handle?;
-        self.service.handle_key.open(handle)?;
+        self.service.handle_key.open(handle).ok()?;
         let exports = self.service.exports.load();
         exports.table.by_id(claimed_export_id(handle)?).map(|export| export.name.clone())
     }

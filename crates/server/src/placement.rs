@@ -94,7 +94,7 @@ fn is_admitted(
 ) -> bool {
     let (Ok(row), Ok((flavor, _))) = (call.procedure, credential(call)) else { return false };
     let peer = export::Peer { address, purpose: row.purpose };
-    service.handle_key.open(handle).is_some() && export.admit(&peer, flavor).is_ok()
+    service.handle_key.open(handle).is_ok() && export.admit(&peer, flavor).is_ok()
 }
 
 /// The device and the limits of the export that the handle in a call's arguments claims to be of.

@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use io::KernelHandle;
 use siphasher::sip::SipHasher24;
 
+use crate::fs::Status;
 use crate::random::random_bytes;
 use crate::state_dir::is_trusted;
 
@@ -144,21 +145,31 @@ impl HandleKey {
         HandleBytes { bytes, len: end + MAC_BYTES }
     }
 
-    /// Takes a wire handle apart; `None` when this server, with this key, did not make it.
-    pub(crate) fn open(&self, bytes: &[u8]) -> Option<FileHandle> {
-        let (sealed, mac) = bytes.split_last_chunk::<MAC_BYTES>()?;
-        let (head, kernel) = sealed.split_first_chunk::<HEAD_BYTES>()?;
-        if head[0] != FORMAT || usize::from(head[1]) != kernel.len() {
-            return None;
+    /// Takes a wire handle apart.
+    ///
+    /// # Errors
+    /// `BadHandle` for bytes that no server of this kind has made. `Stale` for what has the form of
+    /// a handle: a server with another key may have made it, or an older one, and a client gives up
+    /// such a handle, where it reports a fault for one that is bad.
+    pub(crate) fn open(&self, bytes: &[u8]) -> Result<FileHandle, Status> {
+        let (sealed, mac) = bytes.split_last_chunk::<MAC_BYTES>().ok_or(Status::BadHandle)?;
+        let (head, kernel) = sealed.split_first_chunk::<HEAD_BYTES>().ok_or(Status::BadHandle)?;
+        let [format, len, e0, e1, e2, e3, t0, t1, t2, t3, k0, k1, k2, k3] = *head;
+        if (1..FORMAT).contains(&format) {
+            return Err(Status::Stale);
+        }
+        let kind = i32::from_be_bytes([k0, k1, k2, k3]);
+        let kernel_handle = KernelHandle::from_parts(kind, kernel).ok_or(Status::BadHandle)?;
+        if format != FORMAT || usize::from(len) != kernel.len() {
+            return Err(Status::BadHandle);
         }
         if !equal_in_constant_time(mac, &self.mac(sealed)) {
-            return None;
+            return Err(Status::Stale);
         }
-        let [_, _, e0, e1, e2, e3, t0, t1, t2, t3, k0, k1, k2, k3] = *head;
-        Some(FileHandle {
+        Ok(FileHandle {
             export_id: u32::from_be_bytes([e0, e1, e2, e3]),
             tree: u32::from_be_bytes([t0, t1, t2, t3]),
-            kernel: KernelHandle::from_parts(i32::from_be_bytes([k0, k1, k2, k3]), kernel)?,
+            kernel: kernel_handle,
         })
     }
 
@@ -256,7 +267,7 @@ mod tests {
         for len in [1, 8, 20, io::KERNEL_HANDLE_BYTES_MAX] {
             let sealed = key.seal(&handle(len));
             assert!(sealed.as_bytes().len() <= HANDLE_BYTES_MAX);
-            assert_eq!(key.open(sealed.as_bytes()), Some(handle(len)));
+            assert_eq!(key.open(sealed.as_bytes()), Ok(handle(len)));
         }
     }
 
@@ -273,19 +284,30 @@ mod tests {
     }
 
     #[test]
-    fn any_flipped_bit_any_cut_and_any_other_key_is_refused() {
+    fn any_flipped_bit_and_any_cut_is_refused() {
         let key = HandleKey([3; KEY_BYTES]);
         let sealed = key.seal(&handle(8));
         let bytes = sealed.as_bytes();
         for bit in 0..bytes.len() * 8 {
             let mut forged = bytes.to_vec();
             forged[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(key.open(&forged), None, "bit {bit}");
+            // Format and length are first.
+            let status = if bit < 16 { Status::BadHandle } else { Status::Stale };
+            assert_eq!(key.open(&forged), Err(status), "bit {bit}");
         }
         for len in 0..bytes.len() {
-            assert_eq!(key.open(&bytes[..len]), None, "length {len}");
+            assert_eq!(key.open(&bytes[..len]), Err(Status::BadHandle), "length {len}");
         }
-        assert_eq!(HandleKey([4; KEY_BYTES]).open(bytes), None);
+    }
+
+    #[test]
+    fn a_handle_of_another_key_or_an_older_format_is_stale() {
+        let sealed = HandleKey([3; KEY_BYTES]).seal(&handle(8));
+        let other_key = HandleKey([4; KEY_BYTES]);
+        assert_eq!(other_key.open(sealed.as_bytes()), Err(Status::Stale));
+        let mut older = sealed.as_bytes().to_vec();
+        older[0] = FORMAT - 1;
+        assert_eq!(HandleKey([3; KEY_BYTES]).open(&older), Err(Status::Stale));
     }
 
     #[test]

@@ -62,19 +62,16 @@ impl Compound<'_> {
     /// PUTFH, RFC 8881 §18.19.
     pub(super) fn put_handle(&mut self, handle: &FileHandle) -> Outcome<()> {
         let (request, service) = (self.request, self.request.service);
-        let handle = match service.handle_key.open(handle.as_bytes()) {
-            Some(opened) if pseudo_id(&opened).is_some() => {
-                let exports = service.exports.load_full();
-                let place = exports.pseudo_root.place_of(&opened).ok_or(Status::Stale)?;
-                self.enter(Pseudo { exports, place })?
-            }
-            Some(opened) => {
-                let (xid, peer, flavor) = (request.xid, &request.peer, request.flavor);
-                let found = service.resolve_opened(xid, &opened, peer, flavor, request.credential);
-                let (caller, object) = found?;
-                ResolvedHandle::Object(Located { caller: self.named(caller), object })
-            }
-            None => return Err(Status::Badhandle.into()),
+        let opened = service.handle_key.open(handle.as_bytes())?;
+        let handle = if pseudo_id(&opened).is_some() {
+            let exports = service.exports.load_full();
+            let place = exports.pseudo_root.place_of(&opened).ok_or(Status::Stale)?;
+            self.enter(Pseudo { exports, place })?
+        } else {
+            let (xid, peer, flavor) = (request.xid, &request.peer, request.flavor);
+            let found = service.resolve_opened(xid, &opened, peer, flavor, request.credential);
+            let (caller, object) = found?;
+            ResolvedHandle::Object(Located { caller: self.named(caller), object })
         };
         self.go(handle);
         Ok(())

@@ -60,8 +60,8 @@ impl Service {
     /// The object behind a wire handle and what its export makes of the caller.
     ///
     /// # Errors
-    /// `BadHandle` for a handle that this server did not make, `Stale` for an export that is gone
-    /// or leads to another directory now, `Access` from the gate.
+    /// Those of [`HandleKey::open`](export::HandleKey::open), `Stale` for an export that is gone or
+    /// leads to another directory now, `Access` from the gate.
     pub(crate) fn resolve(
         &self,
         xid: u32,
@@ -70,7 +70,7 @@ impl Service {
         flavor: Flavor,
         credential: Option<Credential<'_>>,
     ) -> Result<(Caller, Object), Status> {
-        let handle = self.handle_key.open(handle).ok_or(Status::BadHandle)?;
+        let handle = self.handle_key.open(handle)?;
         self.resolve_opened(xid, &handle, peer, flavor, credential)
     }
 
@@ -95,7 +95,7 @@ impl Service {
 
     /// Where the object of a wire handle is, for the log; known only while it is open.
     pub(crate) fn path_of(&self, handle: &[u8]) -> Option<String> {
-        let handle = self.handle_key.open(handle)?;
+        let handle = self.handle_key.open(handle).ok()?;
         let exports = self.exports.load();
         let root = exports.root(exports.table.by_id(handle.export_id)?);
         self.vfs.find_open(root, handle.kernel)?.shown_path()

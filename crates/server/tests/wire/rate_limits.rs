@@ -273,7 +273,7 @@ fn calls_that_an_export_refuses_use_up_no_limit() {
     let forged = FileHandle::new(&forged).unwrap();
     let start = Instant::now();
     for _ in 0..20 {
-        assert_eq!(client.getattr(forged), Err(Status::Badhandle));
+        assert_eq!(client.getattr(forged), Err(Status::Stale));
     }
     // The port of the client is not a privileged one.
     fixture.reload(&with_limits("calls_per_sec = 2\nsecure_ports = true"));

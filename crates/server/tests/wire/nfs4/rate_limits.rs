@@ -133,7 +133,7 @@ fn a_forged_handle_uses_up_no_limit() {
     let before = fixture.counter(Counter::LimitWaits);
     for _ in 0..20 {
         let done = other.call(&Operations::new().at(forged).getattr(&[attribute::SIZE]));
-        assert_eq!(done.status, Err(Status::Badhandle));
+        assert_eq!(done.status, Err(Status::Stale));
     }
     assert_eq!(fixture.counter(Counter::LimitWaits), before);
 }
