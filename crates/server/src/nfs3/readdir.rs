@@ -123,7 +123,7 @@ impl ReplyPage {
         let encoded = match self.kind {
             Kind::Names => self.encoder.encode(&Entry { fileid, name, cookie }),
             Kind::Objects => {
-                let found = entry.object.as_ref();
+                let found = entry.object.as_ref().and_then(|found| found.as_ref().ok());
                 let (object, service) = (&self.object, &self.service);
                 self.encoder.encode_plus(&EntryPlus {
                     fileid,

@@ -15,6 +15,7 @@ use proto::xdr::{Encode, Reader, Writer};
 use super::Outcome;
 use super::attr::{Described, Description, WRITE_ONLY};
 use super::compound::Compound;
+use super::convert;
 use super::operation::decoded;
 use super::resolved_handle::{Located, Pseudo, ResolvedHandle};
 use super::results::Results;
@@ -22,7 +23,7 @@ use crate::export::Object;
 use crate::fs;
 use crate::service::Service;
 use crate::trace::Event;
-use crate::vfs::{DirectoryEntry, Objects, Pushed};
+use crate::vfs::{DirectoryEntry, Found, Objects, Pushed};
 
 /// Cookies are the kernel's offsets and good for as long as the directory lives, so one verifier
 /// fits all.
@@ -217,7 +218,7 @@ impl<'a> Compound<'a> {
 
 /// The description of an export's place without its root.
 fn unread<'a>(child: &Pseudo, status: u32, wanted: Bitmap) -> Description<'a> {
-    Description::Pseudo(Box::new(without_object(child.node().id, status, wanted)))
+    Description::Pseudo(Box::new(without_object(None, child.node().id, status, wanted)))
 }
 
 /// An export in the place of a directory's entry.
@@ -237,13 +238,18 @@ impl Encode for Encoded {
 }
 
 /// The attributes of an entry whose object is not known: a status, which is not
-/// [`NFS4_OK`](proto::nfs4::NFS4_OK) if some of the object are wanted, and the number in the
-/// directory.
-fn without_object(fileid: u64, status: u32, wanted: Bitmap) -> Attributes<'static> {
+/// [`NFS4_OK`](proto::nfs4::NFS4_OK) if some of the object are wanted, the number of the object if
+/// it is known, and that in the directory.
+fn without_object(
+    fileid: Option<u64>,
+    mounted_on: u64,
+    status: u32,
+    wanted: Bitmap,
+) -> Attributes<'static> {
     let mut attributes = Attributes {
         rdattr_error: Some(status),
-        fileid: Some(fileid),
-        mounted_on_fileid: Some(fileid),
+        fileid,
+        mounted_on_fileid: Some(mounted_on),
         ..Attributes::default()
     };
     attributes.keep(wanted);
@@ -277,7 +283,7 @@ struct Page {
 
 impl Page {
     fn push(&mut self, entry: &DirectoryEntry<'_>) -> Pushed {
-        let name = entry.name.to_bytes();
+        let (name, cookie) = (entry.name.to_bytes(), entry.cookie);
         if matches!(name, b"." | b"..") {
             return Pushed::Skipped;
         }
@@ -285,37 +291,34 @@ impl Page {
             let Some(attributes) = self.mounts[at].attributes.take() else {
                 return Pushed::Skipped;
             };
-            let pushed = self.put(entry.cookie, name, &attributes);
+            let pushed = self.put(cookie, name, &attributes);
             self.mounts[at].attributes = Some(attributes);
             return pushed;
         }
         let service = Arc::clone(&self.service);
-        match self.describe(&service, entry) {
-            Some(described) => self.put(entry.cookie, name, &described),
-            None => self.put(entry.cookie, name, &self.without_object(entry.fileid)),
-        }
-    }
-
-    /// The attributes of an entry without an object: it vanished, or is another file system's; or
-    /// nothing of it is asked for.
-    fn without_object(&self, fileid: u64) -> Attributes<'static> {
-        let is_asked_for = !self.wanted.difference(WITHOUT_OBJECT).is_empty();
-        let error = if is_asked_for { Status::Noent.code() } else { NFS4_OK };
-        without_object(fileid, error, self.wanted)
+        let error = match (&entry.object, &self.object) {
+            (Some(Ok(found)), Some(object)) => {
+                let described = self.describe(&service, object, found);
+                return self.put(cookie, name, &described);
+            }
+            (Some(Err(status)), _) => convert::status(*status).code(),
+            // Nothing of an object is asked for.
+            (None | Some(Ok(_)), _) => NFS4_OK,
+        };
+        self.put(
+            cookie,
+            name,
+            &without_object(Some(entry.fileid), entry.fileid, error, self.wanted),
+        )
     }
 
     /// The attributes of an entry's object.
-    fn describe<'s>(
-        &self,
-        service: &'s Service,
-        entry: &DirectoryEntry<'_>,
-    ) -> Option<Described<'s>> {
-        let (Some(found), Some(object)) = (&entry.object, &self.object) else { return None };
+    fn describe<'s>(&self, service: &'s Service, object: &Object, found: &Found) -> Described<'s> {
         let handle = self.wanted.contains(attribute::FILEHANDLE).then(|| {
             let sealed = service.seal(object.root(), found.handle);
             FileHandle::new(sealed.as_bytes()).expect("version 4 has longer handles")
         });
-        Some(Described {
+        Described {
             service,
             minor_version: self.minor_version,
             wanted: self.wanted,
@@ -326,7 +329,7 @@ impl Page {
             space: None,
             limits: None,
             supports_xattrs: None,
-        })
+        }
     }
 
     fn put(&mut self, cookie: u64, name: &[u8], attributes: &impl Encode) -> Pushed {

@@ -28,8 +28,9 @@ pub(crate) struct DirectoryEntry<'a> {
     pub(crate) name: &'a CStr,
     /// Where a listing continues after this entry.
     pub(crate) cookie: u64,
-    /// For READDIRPLUS: the object, unless it vanished or is another file system's.
-    pub(crate) object: Option<Found>,
+    /// The object, if it is wanted, or why there is none: it vanished, is another file system's, or
+    /// the caller may not search the directory.
+    pub(crate) object: Option<Result<Found, Status>>,
 }
 
 /// Takes an entry of a listing, on the thread that lists.
@@ -192,36 +193,36 @@ fn describe(
     fd: BorrowedFd<'_>,
     entry: KernelEntry<'_>,
     known: Option<&HandleCache>,
-) -> (u64, Option<Found>) {
+) -> (u64, Option<Result<Found, Status>>) {
     // The parent of the root is not served: `..` is the root itself.
     if entry.name == c".." && *directory.handle() == directory.root().handle {
         let root = find_or_log(directory, fd, c".");
         let fileid = root.as_ref().map_or(entry.fileid, |root| root.attributes.fileid);
-        return (fileid, root.filter(|_| known.is_some()));
+        return (fileid, known.is_some().then_some(root));
     }
-    let object = known.and_then(|known| {
+    let object = known.map(|known| {
         // Where `..` leads is checked by its descriptor.
         let by_name = (entry.name != c"..")
             .then(|| known.find_by_name(directory.root(), fd, entry.name, entry.fileid))
             .flatten()
-            .map(|(handle, live)| Found::new(directory, handle, live));
-        by_name.or_else(|| find_or_log(directory, fd, entry.name))
+            .map(|(handle, live)| Ok(Found::new(directory, handle, live)));
+        by_name.unwrap_or_else(|| find_or_log(directory, fd, entry.name))
     });
     (entry.fileid, object)
 }
 
-/// As [`find`]. An entry whose object cannot be had is listed without it, so the reply does not
-/// show a fault: the log does.
-fn find_or_log(directory: &Inode, stream: BorrowedFd<'_>, name: &CStr) -> Option<Found> {
+/// As [`find`]. An entry whose object cannot be had is listed without it, so the status of the
+/// reply does not show a fault: the log does.
+fn find_or_log(directory: &Inode, stream: BorrowedFd<'_>, name: &CStr) -> Result<Found, Status> {
     let found = find(directory, stream, name);
     if let Err(status) = &found
         && status.is_fault()
     {
         let (export, path) = (directory.root().name(), directory.shown_path().unwrap_or_default());
         let name = escaped(name.to_bytes());
-        tracing::error!(export, path, %name, error = %status, "READDIRPLUS omits an entry");
+        tracing::error!(export, path, %name, error = %status, "cannot read an object to list");
     }
-    found.ok()
+    found
 }
 
 /// Attributes and handle of a name, both from one descriptor: of the same object even if the name

@@ -527,6 +527,44 @@ fn list_nothing(session: &mut Session, dir: FileHandle, bytes_max: u32) -> Reply
 }
 
 #[test]
+fn a_listing_shows_why_an_entry_has_no_attributes() {
+    if !is_root() {
+        return;
+    }
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let dir = fixture.exported("dir");
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::write(dir.join("file"), b"").unwrap();
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o744)).unwrap();
+    let mut session = Session::new(&fixture);
+    session.client.ids = Some(Ids::user(1000));
+    let export = session.export();
+    let args = ReaddirArgs {
+        cookie: 0,
+        verifier: Verifier::default(),
+        dir_bytes: 0,
+        bytes_max: 4096,
+        wanted: Bitmap::of(&[attribute::RDATTR_ERROR, attribute::SIZE]),
+    };
+    let at = Operations::new().at(export).lookup(b"dir");
+    let mut results = session.ok(&at.clone().op(OperationCode::Readdir, &args));
+    let listed = results.skip(&at.codes()).next_with(OperationCode::Readdir, |r| {
+        let ok = ReaddirOk::decode(r).unwrap();
+        let entry = ok.entries.iter().next().unwrap();
+        (entry.name.to_vec(), entry.attributes.rdattr_error, entry.attributes.size)
+    });
+    // As LOOKUP finds it.
+    assert_eq!(listed, Ok((b"file".to_vec(), Some(Status::Access.code()), None)));
+    let mut results = session.call(&at.lookup(b"file"));
+    assert_eq!(
+        results
+            .skip(&[OperationCode::Putfh, OperationCode::Lookup])
+            .next::<()>(OperationCode::Lookup),
+        Err(Status::Access)
+    );
+}
+
+#[test]
 fn a_listing_without_room_for_a_name_is_too_small() {
     let fixture = Fixture::with(ALL_VERSIONS);
     let mut session = Session::new(&fixture);
