@@ -25,7 +25,7 @@ use crate::service::Service;
 use crate::trace::Event;
 use crate::vfs::{DirectoryEntry, Found, Objects, Pushed};
 
-/// Cookies are the kernel's offsets and good for as long as the directory lives, so one verifier
+/// Cookies are of the kernel's offsets and good for as long as the directory lives, so one verifier
 /// fits all.
 const VERIFIER: Verifier = Verifier([0; 8]);
 /// The shortest listing: one entry with a long name and all attributes.
@@ -39,6 +39,20 @@ const WITHOUT_OBJECT: Bitmap =
 const WITHOUT_ROOT: Bitmap = Bitmap::of(&[attribute::RDATTR_ERROR, attribute::MOUNTED_ON_FILEID]);
 /// The first cookies are reserved (RFC 8881 §18.23.3).
 const COOKIE_MIN: u64 = 3;
+/// A bit that no offset has which lseek(2) takes. It is set in the cookie of an offset whose value
+/// is reserved for cookies, as file systems in user space have them.
+const RESERVED_OFFSET: u64 = 1 << 63;
+
+/// The cookie of the kernel's offset after an entry.
+fn cookie_of(offset: u64) -> u64 {
+    if (1..COOKIE_MIN).contains(&offset) { offset | RESERVED_OFFSET } else { offset }
+}
+
+/// The kernel's offset that a cookie is of.
+fn offset_of(cookie: u64) -> u64 {
+    let offset = cookie & !RESERVED_OFFSET;
+    if cookie_of(offset) == cookie { offset } else { cookie }
+}
 
 /// A part of a listing: the verifier, the entries and the end of the list, encoded.
 struct Listed {
@@ -119,10 +133,10 @@ impl<'a> Compound<'a> {
         page: Page,
     ) -> Outcome<Listed> {
         let Located { caller, object } = located;
-        let (service, cookie) = (self.request.service, args.cookie);
+        let (service, offset) = (self.request.service, offset_of(args.cookie));
         let is_without = page.wanted.difference(WITHOUT_OBJECT).is_empty();
         let objects = if is_without { Objects::None } else { Objects::OfNames };
-        let answer = service.vfs.readdir(caller, object, cookie, objects, page, Page::push).await;
+        let answer = service.vfs.readdir(caller, object, offset, objects, page, Page::push).await;
         let listing = answer.result?;
         Ok(listing.page.finish(listing.eof))
     }
@@ -283,7 +297,7 @@ struct Page {
 
 impl Page {
     fn push(&mut self, entry: &DirectoryEntry<'_>) -> Pushed {
-        let (name, cookie) = (entry.name.to_bytes(), entry.cookie);
+        let (name, cookie) = (entry.name.to_bytes(), cookie_of(entry.cookie));
         if matches!(name, b"." | b"..") {
             return Pushed::Skipped;
         }
@@ -346,5 +360,18 @@ impl Page {
         let len = self.filled + LISTING_END_BYTES;
         self.buffer.as_mut_slice()[self.filled..len].copy_from_slice(&listing_end(eof));
         Listed { buffer: self.buffer, len, names: self.names }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_cookie_is_reserved_and_each_leads_back_to_its_offset() {
+        let offsets = (0..10).chain([RESERVED_OFFSET - 2, RESERVED_OFFSET - 1]);
+        let cookies: Vec<u64> = offsets.clone().map(cookie_of).collect();
+        assert!(!cookies.contains(&1) && !cookies.contains(&2));
+        assert!(cookies.iter().map(|cookie| offset_of(*cookie)).eq(offsets));
     }
 }
