@@ -137,9 +137,8 @@ fn execute_rpcbind(
 ) -> Result<(), Refusal> {
     match procedure {
         RpcbindProcedure::Null => Reader::new(args).finish()?,
-        RpcbindProcedure::Getaddr | RpcbindProcedure::Getversaddr => {
-            getaddr(mapped, args, reply)?;
-        }
+        RpcbindProcedure::Getaddr => getaddr(mapped, find, args, reply)?,
+        RpcbindProcedure::Getversaddr => getaddr(mapped, find_version, args, reply)?,
         RpcbindProcedure::Dump => {
             Reader::new(args).finish()?;
             dump_rpcbind(mapped, reply);
@@ -168,9 +167,10 @@ fn execute_rpcbind(
     Ok(())
 }
 
-/// GETADDR. The host is of the netid's family: clients on other systems than Linux connect to it,
-/// or refuse it. It is the one to which the client has sent its call, as far as that is known.
-fn getaddr(mapped: &Mapped, args: &[u8], reply: &mut Writer) -> Result<(), Refusal> {
+/// GETADDR, and GETVERSADDR, which find ports by `find`. The host is of the netid's family: clients
+/// on other systems than Linux connect to it, or refuse it. It is the one to which the client has
+/// sent its call, as far as that is known.
+fn getaddr(mapped: &Mapped, find: Find, args: &[u8], reply: &mut Writer) -> Result<(), Refusal> {
     let asked: RpcbEntry<'_> = decode_all(args)?;
     let address = served(mapped).find(|transport| transport.netid == asked.netid);
     let address = address.and_then(|transport| {
@@ -225,12 +225,20 @@ fn mapping(program: u32, version: u32, port: u16) -> Mapping {
 /// The port of a program; as rpcbind does, another version's where the one asked for is missing, so
 /// that the client gets the mismatch from the program itself.
 fn find(nfs_port: u16, program: u32, version: u32, protocol: u32) -> Option<u16> {
-    let candidates =
-        || mappings(nfs_port).filter(move |m| m.program == program && m.protocol == protocol);
-    let exact = candidates().find(|mapping| mapping.version == version);
-    let port = exact.or_else(|| candidates().next())?.port;
-    u16::try_from(port).ok()
+    let other = || mappings(nfs_port).find(|m| (m.program, m.protocol) == (program, protocol));
+    let exact = find_version(nfs_port, program, version, protocol);
+    exact.or_else(|| u16::try_from(other()?.port).ok())
 }
+
+/// The port of a version of a program.
+fn find_version(nfs_port: u16, program: u32, version: u32, protocol: u32) -> Option<u16> {
+    let asked = (program, version, protocol);
+    let exact = mappings(nfs_port).find(|m| (m.program, m.version, m.protocol) == asked);
+    u16::try_from(exact?.port).ok()
+}
+
+/// Finds the port of a program, a version and a protocol, if the server has the one given first.
+type Find = fn(u16, u32, u32, u32) -> Option<u16>;
 
 /// Answers datagrams until the socket fails.
 pub(crate) async fn serve_datagrams(socket: std::net::UdpSocket, mapped: Mapped) {
@@ -381,9 +389,22 @@ mod tests {
             let mapped = Mapped { nfs, called: called.parse().unwrap() };
             let (mut args, mut reply, mut answer) = (Writer::new(), Writer::new(), Writer::new());
             entry(netid.as_bytes(), asked.as_bytes()).encode(&mut args);
-            assert!(getaddr(&mapped, args.as_slice(), &mut reply).is_ok());
+            assert!(getaddr(&mapped, find, args.as_slice(), &mut reply).is_ok());
             Address { address: expected.as_bytes() }.encode(&mut answer);
             assert_eq!(reply.as_slice(), answer.as_slice(), "{nfs} {called} {netid} {asked}");
+        }
+    }
+
+    #[test]
+    fn getversaddr_answers_for_the_version_alone_that_is_asked_for() {
+        for (version, is_known) in [(NFS.version, true), (1, false)] {
+            let entry = RpcbEntry { version, ..entry(b"tcp", b"") };
+            let found = |procedure: RpcbindProcedure| {
+                let answer = answer(&call(VERSION_RPCBIND_4, procedure.code(), &entry));
+                !answer.ends_with(&[0; 4])
+            };
+            assert!(found(RpcbindProcedure::Getaddr), "of {version}, or another");
+            assert_eq!(found(RpcbindProcedure::Getversaddr), is_known, "{version}");
         }
     }
 
