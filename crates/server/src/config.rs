@@ -54,6 +54,10 @@ pub struct Config {
     window: Window,
     read_ahead: bool,
     splice: bool,
+    /// `--no-read-ahead`.
+    no_read_ahead: bool,
+    /// `--no-splice`.
+    no_splice: bool,
     trace: Events,
     metrics: Option<SocketAddr>,
     exports: Arc<ExportTable>,
@@ -354,6 +358,8 @@ fn parse_with(
         window: window(raw.window, memory_bytes, overrides, source)?,
         read_ahead: Given::pick(no_read_ahead, raw.read_ahead, true).value,
         splice: Given::pick(no_splice, raw.splice, true).value,
+        no_read_ahead: overrides.no_read_ahead,
+        no_splice: overrides.no_splice,
         trace: trace(raw.trace, overrides),
         metrics,
         exports: Arc::new(exports),

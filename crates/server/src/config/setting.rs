@@ -211,7 +211,8 @@ impl Config {
 }
 
 impl Config {
-    /// The keys of those settings that this configuration does not have.
+    /// The keys of those settings that this configuration does not have, or that have no effect
+    /// because a flag holds for every export.
     #[must_use]
     pub fn overridden_settings(&self, export: Option<&str>, settings: &[Setting]) -> Vec<String> {
         let has = |setting: &&Setting| {
@@ -222,7 +223,13 @@ impl Config {
                     && with.trace == self.trace
             })
         };
-        settings.iter().filter(|setting| !has(setting)).map(|s| s.key().to_owned()).collect()
+        let is_off_by_flag = |setting: &Setting| match setting {
+            Setting::ReadAhead(on) => *on && self.no_read_ahead,
+            Setting::Splice(on) => *on && self.no_splice,
+            _ => false,
+        };
+        let overridden = settings.iter().filter(|s| !has(s) || is_off_by_flag(s));
+        overridden.map(|setting| setting.key().to_owned()).collect()
     }
 }
 
@@ -255,7 +262,8 @@ pub fn edited(
             let table = tables.into_iter().find(|table| is_called(&**table, name));
             let table = table.ok_or_else(|| {
                 SettingError::Document(format!(
-                    "the export {name} is not in it but comes from a flag"
+                    "the export {name} is not in it: it comes from a flag, or the file was changed \
+                     since the last reload"
                 ))
             })?;
             settings.iter().for_each(|setting| put(table, setting));
@@ -357,7 +365,10 @@ mod tests {
     #[test]
     fn an_export_that_the_file_does_not_have_is_refused() {
         let error = edited(FILE, Some("/c"), &[setting("sync=false")]).unwrap_err();
-        assert!(error.to_string().contains("export /c is not in it"), "{error}");
+        assert!(
+            error.to_string().contains("export /c is not in it: it comes from a flag, or"),
+            "{error}"
+        );
         assert!(edited("[[export", None, &[setting("splice=false")]).is_err());
     }
 }

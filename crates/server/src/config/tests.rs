@@ -595,6 +595,23 @@ fn flags_override_keys_that_a_reload_can_change() {
 }
 
 #[test]
+fn a_flag_for_every_export_overrides_the_switches_of_each() {
+    let machine = Machine::new();
+    let text = "[[export]]\npath = \"$A\"\nname = \"/a\"\n";
+    let overrides = Overrides { no_read_ahead: true, no_splice: true, ..Overrides::default() };
+    let settings = ["read_ahead=true", "splice=true", "sync=true"].map(|s| s.parse().unwrap());
+    let overridden = |overrides: &Overrides, settings: &[Setting]| {
+        let config = machine.parse_over(text, overrides).unwrap();
+        let kept = config.with_settings(Some("/a"), settings).unwrap();
+        kept.overridden_settings(Some("/a"), settings)
+    };
+    assert_eq!(overridden(&overrides, &settings), ["read_ahead", "splice"]);
+    assert!(overridden(&Overrides::default(), &settings).is_empty());
+    let off = ["read_ahead=false", "splice=false"].map(|s| s.parse().unwrap());
+    assert!(overridden(&overrides, &off).is_empty(), "they are off in any case");
+}
+
+#[test]
 fn a_window_by_flag_that_is_too_small_is_the_flags_fault() {
     let machine = Machine::new();
     let overrides = Overrides { window: Some(ByteSize(1 << 20)), ..directory(machine.path("a")) };
