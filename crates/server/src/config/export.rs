@@ -408,7 +408,10 @@ fn host_spec(text: &str, resolve: Resolve<'_>) -> Result<HostSpec, HostError> {
     if addresses.is_empty() {
         return Err(unresolved(&"it has no address"));
     }
-    let addresses = addresses.iter().map(IpAddr::to_canonical).collect();
+    // Resolvers rotate them: a reload would find the rule changed.
+    let mut addresses: Vec<_> = addresses.iter().map(IpAddr::to_canonical).collect();
+    addresses.sort_unstable();
+    addresses.dedup();
     Ok(HostSpec::Name { name: text.to_owned(), addresses })
 }
 

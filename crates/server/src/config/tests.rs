@@ -612,6 +612,22 @@ fn a_flag_for_every_export_overrides_the_switches_of_each() {
 }
 
 #[test]
+fn the_order_of_a_resolver_changes_no_rule() {
+    let machine = Machine::new();
+    let text = "[[export]]\npath = \"$A\"\n[[export.client]]\nhosts = [\"host.example.org\"]";
+    let text = text.replace("$A", machine.path("a").to_str().unwrap());
+    let overrides = Overrides { state_dir: Some(machine.path("state")), ..Overrides::default() };
+    let exports = |addresses: &[&str]| {
+        let resolve = |_: &str| Ok(addresses.iter().map(|ip| ip.parse().unwrap()).collect());
+        let source = Source { file: Path::new("spillway.toml"), text: &text };
+        parse_with(source, &overrides, &resolve).unwrap().exports
+    };
+    let addresses = ["192.0.2.7", "192.0.2.9", "2001:db8::1"];
+    let rotated = ["2001:db8::1", "192.0.2.7", "192.0.2.9", "192.0.2.7"];
+    assert_eq!(exports(&addresses), exports(&rotated));
+}
+
+#[test]
 fn a_window_by_flag_that_is_too_small_is_the_flags_fault() {
     let machine = Machine::new();
     let overrides = Overrides { window: Some(ByteSize(1 << 20)), ..directory(machine.path("a")) };
