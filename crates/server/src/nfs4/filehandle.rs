@@ -91,10 +91,7 @@ impl Compound<'_> {
     /// `Access` for an export that does not admit the peer, unless one below does.
     pub(super) fn enter(&self, pseudo: Pseudo) -> Outcome<ResolvedHandle> {
         let handle = self.handle_at(&pseudo);
-        handle.inspect_err(|refused| {
-            self.request.service.counters.add(Counter::DeniedCalls, 1);
-            self.log_refused(&pseudo, refused.status);
-        })
+        handle.inspect_err(|refused| self.log_refused(&pseudo, refused.status))
     }
 
     /// As [`Self::enter`], for a listing, which neither counts nor logs a refusal: the client did
@@ -110,8 +107,9 @@ impl Compound<'_> {
         }
     }
 
-    /// Logs that no export at a place or below it admits the peer, as MNT does.
+    /// Counts and logs that no export at a place or below it admits the peer, as MNT does.
     pub(super) fn log_refused(&self, pseudo: &Pseudo, status: Status) {
+        self.request.service.counters.add(Counter::DeniedCalls, 1);
         let (exports, peer) = (&pseudo.exports, &self.request.peer);
         let ids = exports.pseudo_root.exports_below(pseudo.place);
         let mut below = ids.iter().filter_map(|id| exports.table.by_id(*id));

@@ -3,6 +3,8 @@
 use proto::nfs4::*;
 use proto::xdr::Decode;
 
+use spillway_server::counters::Counter;
+
 use super::client::{ALL_VERSIONS, Operations, Session, exchange_id, open_args};
 use crate::fixture::Fixture;
 
@@ -78,6 +80,7 @@ fn all_exports_lie_below_one_root() {
     let mut results = session.call(&Operations::new().root().lookup(b"hidden"));
     results.skip(&[OperationCode::Putrootfh]);
     assert_eq!(results.next::<()>(OperationCode::Lookup), Err(Status::Noent));
+    assert_eq!(fixture.counter(Counter::DeniedCalls), 1);
 }
 
 #[test]
