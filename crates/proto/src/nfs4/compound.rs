@@ -1,8 +1,7 @@
 //! COMPOUND, RFC 8881 §16.2: what stands in front of its operations and of their results.
 
-use super::OperationCode;
-use super::ReadArgs;
 use super::types::{FILE_HANDLE_BYTES_MAX, NFS4_OK, OPAQUE_BYTES_MAX, Reply};
+use super::{OperationCode, ReadArgs, ReaddirArgs};
 use crate::xdr::{Decode, DecodeError, Encode, Reader, Writer, xdr_struct};
 
 /// `COMPOUND4args` up to the operations, which follow one by one: an [`OperationCode`] and its
@@ -69,10 +68,9 @@ pub struct Outline<'a> {
     pub current: Option<&'a [u8]>,
     /// The first operation that is none of sessions and none of current filehandles.
     pub work: Option<OperationCode>,
-    /// If that is READ: the bytes that it asks for.
-    pub read_count: u32,
-    /// And the offset, in bytes.
-    pub read_offset: u64,
+    /// If that is READ or COMMIT: the offset and the bytes that it asks for; if READDIR, the cookie
+    /// and the bytes.
+    pub range: Option<(u64, u32)>,
 }
 
 impl<'a> Outline<'a> {
@@ -100,14 +98,9 @@ impl<'a> Outline<'a> {
                 Ok(OperationCode::Savefh) => saved = self.current,
                 Ok(OperationCode::Restorefh) => self.current = saved,
                 Ok(OperationCode::Getfh) => {}
-                Ok(OperationCode::Read) => {
-                    self.work = Some(OperationCode::Read);
-                    let args = ReadArgs::decode(r)?;
-                    (self.read_offset, self.read_count) = (args.offset, args.count);
-                    return Ok(());
-                }
                 Ok(work) => {
                     self.work = Some(work);
+                    self.range = range(work, r)?;
                     return Ok(());
                 }
                 Err(_) => return Ok(()),
@@ -115,6 +108,22 @@ impl<'a> Outline<'a> {
         }
         Ok(())
     }
+}
+
+/// The range in the arguments of an operation that has one; WRITE's is that of its payload.
+fn range(work: OperationCode, r: &mut Reader<'_>) -> Result<Option<(u64, u32)>, DecodeError> {
+    Ok(match work {
+        OperationCode::Read => {
+            let args = ReadArgs::decode(r)?;
+            Some((args.offset, args.count))
+        }
+        OperationCode::Commit => Some((r.u64("COMMIT4args.offset")?, r.u32("COMMIT4args.count")?)),
+        OperationCode::Readdir => {
+            let args = ReaddirArgs::decode(r)?;
+            Some((args.cookie, args.bytes_max))
+        }
+        _ => None,
+    })
 }
 
 /// Operations that an outline is found in.

@@ -84,15 +84,14 @@ fn range(procedure: Procedure, r: &mut Reader<'_>) -> Option<(u64, u32)> {
 }
 
 fn of_compound<'a>(found: &nfs4::Outline<'a>, payload: Option<nfs4::WritePayload>) -> Outline<'a> {
-    let nfs4::Outline { handle, current, work, read_count, read_offset } = *found;
+    let nfs4::Outline { handle, current, work, range } = *found;
     let is_read = work == Some(nfs4::OperationCode::Read);
-    let of_read = is_read.then_some((read_offset, read_count));
     Outline {
         operation: work.map(Counted::nfs4),
         work,
         handle,
         current,
-        range: payload.map(|data| (data.offset, data.len)).or(of_read),
-        read_bytes: is_read.then_some(read_count),
+        range: payload.map(|data| (data.offset, data.len)).or(range),
+        read_bytes: range.filter(|_| is_read).map(|(_, count)| count),
     }
 }

@@ -1,5 +1,6 @@
 use proptest::prelude::*;
 use proto::nfs3::{FileHandle, GetattrArgs, Procedure as P, StableHow, WriteArgs};
+use proto::nfs4::{CompoundHead, OperationCode};
 use proto::oncrpc::{AuthSys, CallHeader, Credential, Gids};
 use proto::xdr::{Encode, Writer};
 use proto::{mount3, portmap};
@@ -181,6 +182,28 @@ fn an_outline_has_handle_and_range() {
     let (dir_count, max_count) = (512, 8192);
     let readdir = nfs3::ReaddirplusArgs { dir, cookie: 7, verifier, dir_count, max_count };
     assert_outline(P::Readdirplus, &readdir, &dir, (Some((7, 8192)), None));
+}
+
+#[test]
+fn an_outline_of_a_compound_has_the_range_of_its_work() {
+    let range = |operation: OperationCode, args: &dyn Encode| {
+        let mut arguments = Writer::new();
+        CompoundHead { tag: b"", minor_version: 1, operations: 1 }.encode(&mut arguments);
+        arguments.u32(operation.code());
+        args.encode(&mut arguments);
+        nfs4::Outline::of(arguments.as_slice()).range
+    };
+    let commit = nfs4::CommitArgs { offset: 4096, count: 10 };
+    assert_eq!(range(OperationCode::Commit, &commit), Some((4096, 10)));
+    let stateid = nfs4::Stateid { seqid: 0, other: [0; 12] };
+    let read = nfs4::ReadArgs { stateid, offset: 1 << 40, count: 7 };
+    assert_eq!(range(OperationCode::Read, &read), Some((1 << 40, 7)));
+    let verifier = nfs4::Verifier([0; 8]);
+    let wanted = nfs4::Bitmap::EMPTY;
+    let readdir =
+        nfs4::ReaddirArgs { cookie: 9, verifier, dir_bytes: 512, bytes_max: 8192, wanted };
+    assert_eq!(range(OperationCode::Readdir, &readdir), Some((9, 8192)));
+    assert_eq!(range(OperationCode::Lookup, &nfs4::NameArgs { name: b"name" }), None);
 }
 
 #[test]
