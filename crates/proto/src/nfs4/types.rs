@@ -524,9 +524,8 @@ pub const SESSION_ID_BYTES: usize = 16;
 pub const VERIFIER_BYTES: usize = 8;
 /// `NFS4_OTHER_SIZE`.
 pub const STATEID_OTHER_BYTES: usize = 12;
-/// The longest `component4`. RFC 8881 has no bound; Linux has 255, and longer names have to reach
-/// the file system to be refused with NAMETOOLONG.
-pub const NAME_BYTES_MAX: usize = 1024;
+/// Bound of a `component4`, which RFC 8881 leaves open: that of version 3, for the same reason.
+pub const NAME_BYTES_MAX: usize = crate::nfs3::NAME_BYTES_MAX;
 /// The longest `linktext4`: `PATH_MAX`.
 pub const SYMLINK_TARGET_BYTES_MAX: usize = 4096;
 /// Words of a [`Bitmap`].

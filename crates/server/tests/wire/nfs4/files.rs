@@ -502,6 +502,7 @@ fn names_are_made_moved_and_removed() {
         (b"..", Status::Badname),
         (b"a/b", Status::Badchar),
         (&[b'x'; 300], Status::Nametoolong),
+        (&[b'x'; 4096], Status::Nametoolong),
     ] {
         let mut results = session.call(&at().lookup(name));
         results.skip(&[OperationCode::Putfh]);
