@@ -327,8 +327,8 @@ fn parse_with(
     let no_read_ahead = overrides.no_read_ahead.then_some(("--no-read-ahead", false));
     let no_splice = overrides.no_splice.then_some(("--no-splice", false));
     let threads = |key, raw, default| count(key, raw, default, 1..=THREADS_MAX, source);
-    let exports = export::export_table(raw.exports, overrides, source, resolve)?;
     let nfs_versions = nfs_versions(raw.nfs_versions, overrides, source)?;
+    let exports = export::export_table(raw.exports, nfs_versions, overrides, source, resolve)?;
     let listen = addresses::listen(raw.listen, overrides, source)?;
     let metrics = addresses::metrics(raw.metrics, &listen, overrides, source)?;
     Ok(Config {

@@ -13,7 +13,7 @@ use toml::Spanned;
 
 use super::error::{ConfigError, Origin, Source};
 use super::raw::{ByteSize, HostList, RawClient, RawExport, RawSquash};
-use super::{DirectoryExport, Overrides};
+use super::{DirectoryExport, NfsVersions, Overrides};
 use crate::export::{Access, Export, ExportTable, HostSpec, Limits, Rate, Rule, Shared, Squash};
 
 /// With less, a reply of the largest transfer would hold a client back for minutes.
@@ -30,6 +30,7 @@ pub(super) fn resolve(name: &str) -> std::io::Result<Vec<IpAddr>> {
 /// Builds the table from the file's exports or from the directory named by flag.
 pub(super) fn export_table(
     raw: Vec<RawExport>,
+    nfs_versions: NfsVersions,
     overrides: &Overrides,
     source: Source<'_>,
     resolve: Resolve<'_>,
@@ -52,7 +53,7 @@ pub(super) fn export_table(
         (None, Some(_)) => {
             for raw in raw {
                 origins.push(Origins::of(&raw));
-                exports.push(Draft { raw: &raw, source, resolve }.export()?);
+                exports.push(Draft { raw: &raw, nfs_versions, source, resolve }.export()?);
             }
         }
     }
@@ -137,6 +138,7 @@ fn from_directory(
 /// One `[[export]]` on its way to an [`Export`].
 struct Draft<'a> {
     raw: &'a RawExport,
+    nfs_versions: NfsVersions,
     source: Source<'a>,
     resolve: Resolve<'a>,
 }
@@ -283,6 +285,10 @@ impl Draft<'_> {
                 return Err(self.source.at(&servers.span(), why.to_owned()));
             }
         };
+        if !self.nfs_versions.v3 {
+            let why = "a data server is reached by version 3: add \"3\" to `nfs_versions`";
+            return Err(self.source.at(&profile.span(), why.to_owned()));
+        }
         let squashes = raw.clients.iter().map(|client| client.squash).chain([raw.squash]);
         if squashes.flatten().any(|squash| !matches!(squash, RawSquash::Root)) {
             let why = "a data server can squash only root: all other ids are assigned by the metadata \

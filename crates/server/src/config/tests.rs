@@ -628,6 +628,20 @@ fn the_order_of_a_resolver_changes_no_rule() {
 }
 
 #[test]
+fn a_data_server_without_version_3_is_refused() {
+    let machine = Machine::new();
+    let text = |versions| {
+        format!(
+            "nfs_versions = [{versions}]\n[[export]]\npath = \"$A\"\nprofile = \"data-server\"\n\
+             metadata_servers = [\"10.0.0.1\"]"
+        )
+    };
+    let error = machine.error(&text("\"4.2\""));
+    assert!(error.contains("4:11: a data server is reached by version 3"), "{error}");
+    assert!(machine.parse(&text("\"3\", \"4.2\"")).is_ok());
+}
+
+#[test]
 fn a_window_by_flag_that_is_too_small_is_the_flags_fault() {
     let machine = Machine::new();
     let overrides = Overrides { window: Some(ByteSize(1 << 20)), ..directory(machine.path("a")) };
