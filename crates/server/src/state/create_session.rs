@@ -86,8 +86,6 @@ impl State {
         let lease = Arc::clone(&client.lease);
         let replies = table.clients.replies_of(call.client);
         replies.begin_session();
-        let fore =
-            ChannelAttributes { slots_max: fore.slots_max.min(replies.slots_each()), ..fore };
         let session = session_of(call, id, lease, replies, fore);
         let has_backchannel =
             call.wants_backchannel && session.bind_back(call.connection).expect("it is new");

@@ -565,8 +565,6 @@ fn sessions_share_the_slots_and_replies_of_others_are_forgotten() {
     let limits = Limits { replies_bytes_max, fore, ..Limits::default() };
     let mut bed = Bed::new(limits, Vec::new());
     let (_, session) = bed.begin_client(b"a");
-    let slots_max = session.fore().slots_max;
-    assert_eq!(slots_max, 1 + 6, "an address has a quarter");
     let call = |slot, sequence, highest| Sequence {
         slot: SlotId(slot),
         sequence: SequenceId(sequence),
@@ -582,14 +580,14 @@ fn sessions_share_the_slots_and_replies_of_others_are_forgotten() {
         sequenced.target_highest_slot
     };
     let taken = || bed.state.counts().replies_bytes;
-    assert_eq!(run(call(0, 1, 6)), SlotId(6));
+    assert_eq!(run(call(0, 1, 6)), SlotId(6), "an address has a quarter");
     assert_eq!(taken(), 0, "the first slot has its reply beside the budget");
     assert_eq!(run(call(6, 1, 6)), SlotId(6));
     assert_eq!(taken(), reply_bytes as usize);
     // Another client of the same address.
     let client = exchange(&bed.state, (b"a2", 1, Principal::User(0)), false, now).unwrap().client;
     let made = bed.state.create_session(&call_of(client), &mut Step::new(now)).unwrap();
-    assert_eq!(made.fore.slots_max, 1 + 3);
+    assert_eq!(made.fore.slots_max, fore.slots_max, "it can have more when others end");
     assert_eq!(run(call(0, 2, 6)), SlotId(3));
     let replay = |call| session.begin(&call, 1, ConnectionId(2), now);
     assert!(matches!(replay(call(6, 1, 6)), Ok(Begin::Replay(body)) if *body == *b"reply"));
