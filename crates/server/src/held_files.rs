@@ -162,7 +162,6 @@ impl HeldFiles {
             Effect::Records
             | Effect::NotifyLock { .. }
             | Effect::Recall { .. }
-            | Effect::EndSession(_)
             | Effect::NoRoom { .. } => Vec::new(),
         }
     }

@@ -123,10 +123,7 @@ impl Settlement {
                 | Effect::EndDelegation { file, .. } => {
                     self.held_files.device(file).map(EffectQueue::Device)
                 }
-                Effect::NotifyLock { .. }
-                | Effect::Recall { .. }
-                | Effect::EndSession(_)
-                | Effect::NoRoom { .. } => None,
+                Effect::NotifyLock { .. } | Effect::Recall { .. } | Effect::NoRoom { .. } => None,
             };
             let Some(queue) = queue else { continue };
             match sorted.iter_mut().find(|(known, _)| *known == queue) {

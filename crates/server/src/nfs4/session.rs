@@ -144,8 +144,7 @@ impl Compound<'_> {
         if is_own && !self.is_last() {
             return Err(Status::NotOnlyOp.into());
         }
-        let service = self.request.service;
-        Ok(service.change_state(|state, step| state.destroy_session(args.session, step)).await?)
+        Ok(self.request.service.state.destroy_session(args.session)?)
     }
 
     /// DESTROY_CLIENTID, RFC 8881 §18.50.

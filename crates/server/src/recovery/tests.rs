@@ -30,7 +30,7 @@ fn add_client(state: &State, owner: &[u8], uid: u32) -> (ClientId, SessionId) {
 
 fn remove_client(state: &State, (client, session): (ClientId, SessionId), uid: u32) {
     let mut step = Step::new(Duration::ZERO);
-    state.destroy_session(session, &mut step).unwrap();
+    state.destroy_session(session).unwrap();
     state.destroy_clientid(client, Principal::User(uid), &mut step).unwrap();
 }
 

@@ -148,8 +148,6 @@ pub(crate) enum Effect {
     Recall { client: ClientId, recall: Recall },
     /// A delegation ended: it pins its file no longer, and nothing conflicts with it.
     EndDelegation { file: FileId, delegation: DelegationId },
-    /// The session is gone, with its backchannel.
-    EndSession(SessionId),
     /// A call of a client from this address was put off for want of room.
     NoRoom { address: IpAddr, of: Bounded },
 }

@@ -140,11 +140,11 @@ impl State {
     ///
     /// # Errors
     /// `Badsession`.
-    pub(crate) fn destroy_session(&self, id: SessionId, step: &mut Step) -> Result<(), Status> {
+    pub(crate) fn destroy_session(&self, id: SessionId) -> Result<(), Status> {
         let mut table = self.lock();
         let session = self.session(id)?;
         table.clients.remove_session(session.client(), id);
-        self.end_session(id, step);
+        self.end_session(id);
         Ok(())
     }
 
@@ -330,7 +330,7 @@ impl State {
     /// Forgets a client with all it has.
     pub(super) fn forget(&self, table: &mut Table, id: ClientId, step: &mut Step) {
         let Some(client) = table.clients.remove(id) else { return };
-        client.sessions.into_iter().for_each(|session| self.end_session(session, step));
+        client.sessions.into_iter().for_each(|session| self.end_session(session));
         table.files.remove_client(id, step);
         table.revoked.forget_client(id);
         table.delegations.remove_client(id, step);
@@ -418,11 +418,10 @@ impl State {
         if is_full(table) { Err(table.put_off(client, of, step)) } else { Ok(()) }
     }
 
-    fn end_session(&self, id: SessionId, step: &mut Step) {
+    fn end_session(&self, id: SessionId) {
         if let Some(session) = self.change_sessions(|sessions| sessions.remove(&id)) {
             session.destroy();
             session.replies.end_session();
-            step.effects.push(Effect::EndSession(id));
         }
     }
 

@@ -441,12 +441,7 @@ fn an_expired_client_keeps_its_state_until_another_needs_it() {
     bed.open(other, ShareAccess::Write, ShareDeny::None);
     assert_eq!(
         bed.taken(),
-        [
-            Effect::EndSession(session.id()),
-            Effect::Unpin { file: FILE, export: EXPORT },
-            Effect::Records,
-            Effect::Records
-        ]
+        [Effect::Unpin { file: FILE, export: EXPORT }, Effect::Records, Effect::Records]
     );
     assert_eq!(bed.check_io(late, &open, ShareAccess::Read), Err(Status::BadStateid));
     let call = Sequence {
@@ -625,7 +620,7 @@ fn a_call_sent_before_its_client_knew_of_fewer_slots_forgets_no_reply() {
     assert_eq!(run(0, 3), SlotId(6));
     assert_eq!(begin(10, 1).unwrap_err(), Status::RetryUncachedRep, "the client knew");
     // The client's knowledge of fewer slots is void when there were more since.
-    bed.state.destroy_session(second.id(), &mut bed.step).unwrap();
+    bed.state.destroy_session(second.id()).unwrap();
     assert_eq!(run(1, 1), SlotId(12));
     bed.begin_client(b"a3");
     assert_eq!(run(10, 2), SlotId(6));
@@ -655,8 +650,7 @@ fn a_call_whose_reply_has_no_room_is_not_begun() {
     assert!(runs(begin(&second, 1, false)), "a reply that is not kept needs no room");
     assert!(runs(begin(&second, 0, true)), "the first slot always has some");
     assert!(runs(begin(&other, 1, true)), "another address has its own part");
-    let mut step = Step::new(Duration::ZERO);
-    bed.state.destroy_session(first.id(), &mut step).unwrap();
+    bed.state.destroy_session(first.id()).unwrap();
     drop(first);
     let (slot, highest_slot) = (SlotId(1), SlotId(1));
     let call = Sequence { slot, sequence: SequenceId(2), highest_slot, cache_this: true };
@@ -784,7 +778,7 @@ fn a_lost_backchannel_is_reported_until_another_is_bound() {
     let call = CreateSession { sequence, connection, ..call };
     let second = bed.state.create_session(&call, &mut bed.step).unwrap().session;
     assert_eq!(flags(), SEQ4_STATUS_CB_PATH_DOWN_SESSION);
-    bed.state.destroy_session(second, &mut bed.step).unwrap();
+    bed.state.destroy_session(second).unwrap();
     assert_eq!(flags(), SEQ4_STATUS_CB_PATH_DOWN | SEQ4_STATUS_CB_PATH_DOWN_SESSION);
     bed.state.bind_backchannel(made.session, ConnectionId(2)).unwrap();
     assert_eq!(flags(), 0);

@@ -226,7 +226,7 @@ impl Pair {
             Action::DestroySession { session } => {
                 let mut sessions = self.records.iter_mut().flat_map(|record| &mut record.sessions);
                 if let Some(id) = sessions.nth(session).map(|id| *id) {
-                    let destroy = || self.state.destroy_session(id, &mut Step::new(Duration::ZERO));
+                    let destroy = || self.state.destroy_session(id);
                     prop_assert_eq!(destroy(), Ok(()));
                     prop_assert_eq!(destroy(), Err(Status::Badsession));
                     self.records.iter_mut().for_each(|r| r.sessions.retain(|other| *other != id));
@@ -316,7 +316,7 @@ fn sessions_are_bounded_for_each_client_and_in_total() {
     assert_eq!(create(a, 3), Err(Status::Nospc));
     create(b, 1).unwrap();
     assert_eq!(create(b, 2), Err(Status::Delay));
-    state.destroy_session(first, &mut Step::new(Duration::ZERO)).unwrap();
+    state.destroy_session(first).unwrap();
     create(b, 2).unwrap();
 }
 

@@ -278,7 +278,7 @@ impl Model {
                         prop_assert_eq!(self.clients[holder.0].0, client);
                     }
                 }
-                Effect::NotifyLock { .. } | Effect::EndSession(_) | Effect::NoRoom { .. } => {}
+                Effect::NotifyLock { .. } | Effect::NoRoom { .. } => {}
             }
         }
         Ok(())
