@@ -10,8 +10,7 @@ use proptest::option;
 use proptest::prelude::*;
 
 use proto::mount3::{
-    self, AuthFlavors, DirectoryArgs, ExportNode, Group, MountEntry, MountOk, MountReply,
-    MountStatus,
+    self, DirectoryArgs, ExportNode, Group, MountEntry, MountOk, MountReply, MountStatus,
 };
 use proto::nfs3::*;
 use proto::oncrpc::{
@@ -19,7 +18,7 @@ use proto::oncrpc::{
     RejectStat, ReplyHeader, decode_call,
 };
 use proto::portmap::{Address, Mapping, RpcbEntry, parse_universal_address, universal_address};
-use proto::xdr::{DecodeError, Encode, List, Writer, decode_all, encode_list};
+use proto::xdr::{Array, DecodeError, Encode, List, Writer, decode_all, encode_list};
 
 /// Encodes `$value` and holds the codec's promises against it. The type is given again because a
 /// borrowed value decodes to the same type with another lifetime.
@@ -434,7 +433,7 @@ proptest! {
         directory in bytes(),
     ) {
         round_trip!(DirectoryArgs<'_>, DirectoryArgs { directory: &directory });
-        let auth_flavors = AuthFlavors::from(flavors.as_slice());
+        let auth_flavors = Array::from(flavors.as_slice());
         round_trip!(MountReply<'_>, Ok(MountOk { file_handle, auth_flavors }));
         round_trip!(MountReply<'_>, Err(status));
         let entries: Vec<_> =

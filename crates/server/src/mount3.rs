@@ -2,10 +2,9 @@
 
 use io::Payload;
 use proto::mount3::{
-    AuthFlavors, DirectoryArgs, ExportList, ExportNode, Group, MountOk, MountReply, MountStatus,
-    Procedure,
+    DirectoryArgs, ExportList, ExportNode, Group, MountOk, MountReply, MountStatus, Procedure,
 };
-use proto::xdr::{DecodeError, Encode, List, Reader, Writer, decode_all};
+use proto::xdr::{Array, DecodeError, Encode, List, Reader, Writer, decode_all};
 
 use crate::call::{Call, Credential};
 use crate::export::{Denied, Object};
@@ -93,7 +92,7 @@ async fn mnt(request: &Request<'_>, path: &[u8], reply: &mut Writer) {
             tracing::info!(%client, path = %Shown(path), "mounted");
             request.service.mounts.add(client.to_string(), path);
             let file_handle = request.service.seal(object.root(), *object.handle());
-            Ok(MountOk { file_handle, auth_flavors: AuthFlavors::from(&FLAVORS[..]) })
+            Ok(MountOk { file_handle, auth_flavors: Array::from(&FLAVORS[..]) })
         }
         Err(refusal) => {
             let status = mount_status(refusal.status());
