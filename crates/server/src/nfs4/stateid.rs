@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use proto::nfs4::{
-    NFS4_OK, OneStateid, OperationCode, ShareAccess, Stateid, Status, TEST_STATEIDS_MAX,
-    TestStateidArgs, TestStateidOk,
+    NFS4_OK, OneStateid, OperationCode, ShareAccess, Stateid, Status, TestStateidArgs,
+    TestStateidOk,
 };
 use proto::xdr::{Array, Encode, Reader};
 
@@ -86,11 +86,8 @@ impl Compound<'_> {
 
     fn statuses(&self, args: &TestStateidArgs<'_>) -> Outcome<Vec<u32>> {
         let (state, client) = (&self.request.service.state, self.client()?);
-        let mut statuses = Vec::with_capacity(TEST_STATEIDS_MAX.min(8));
-        for stateid in args.stateids.iter() {
-            let status = state.test_stateid(client, &stateid).err();
-            statuses.push(status.map_or(NFS4_OK, Status::code));
-        }
-        Ok(statuses)
+        let status = |stateid| state.test_stateid(client, &stateid).err();
+        let statuses = args.stateids.iter().map(status);
+        Ok(statuses.map(|status| status.map_or(NFS4_OK, Status::code)).collect())
     }
 }
