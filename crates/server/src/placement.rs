@@ -47,7 +47,7 @@ fn compound_thread(outline: &Outline<'_>, alone: bool) -> Thread {
         Some(Op::Getattr | Op::Lookup | Op::Access) => Thread::NetworkThenMetadata,
         Some(Op::Write) => Thread::NetworkThenData,
         Some(Op::Read) => read_thread(outline, alone),
-        Some(Op::Commit) => Thread::Data,
+        Some(Op::Commit | Op::Allocate | Op::Deallocate | Op::Copy | Op::Clone) => Thread::Data,
         Some(_) => Thread::Metadata,
     }
 }
@@ -141,6 +141,15 @@ mod tests {
         incoming.layout(&head, |_| (0, 0));
         let record = Record { head, payload: None, moved_bytes: 0, trailing_bytes: 0, bytes };
         incoming.finish(record).unwrap()
+    }
+
+    #[test]
+    fn operations_that_lock_a_file_for_work_on_its_data_begin_on_data_threads() {
+        use OperationCode as Op;
+        for operation in [Op::Commit, Op::Allocate, Op::Deallocate, Op::Copy, Op::Clone] {
+            let outline = Outline { work: Some(operation), ..Outline::default() };
+            assert_eq!(compound_thread(&outline, true), Thread::Data, "{operation:?}");
+        }
     }
 
     #[tokio::test]
