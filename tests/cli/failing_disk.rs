@@ -181,7 +181,7 @@ fn access_reports_an_error_of_the_disk() {
 }
 
 #[test]
-fn readdirplus_omits_unreadable_entries() {
+fn readdirplus_lists_unreadable_entries_without_their_objects() {
     let place = Place::new();
     let Some(disk) = Disk::mount(&place.path("a")) else { return };
     let running = Running::start(serve_directory(&place), 1);
@@ -192,7 +192,7 @@ fn readdirplus_omits_unreadable_entries() {
         assert_eq!(client.listed_file(root), (None, None));
         let path = place.text("a");
         let shown = format!(
-            "READDIRPLUS omits an entry export=\"/data\" path=\"{path}\" name=file \
+            "cannot read an object to list export=\"/data\" path=\"{path}\" name=file \
              error=Input/output error (os error 5)"
         );
         assert_next_error(&running, &shown);

@@ -230,9 +230,14 @@ fn find_or_log(directory: &Inode, stream: BorrowedFd<'_>, name: &CStr) -> Result
 fn find(directory: &Inode, stream: BorrowedFd<'_>, name: &CStr) -> Result<Found, Status> {
     let root = directory.root();
     let fd = openat(stream, name, PATH_ONLY, Mode::empty())?;
-    let attributes = attributes_of(&fd)?;
+    let attributes = match attributes_of(&fd) {
+        // Its last name was removed meanwhile. STALE would mean the directory.
+        Err(Status::Stale) if name != c"." && name != c".." => return Err(Status::NoEntry),
+        attributes => attributes?,
+    };
     if !root.contains(&attributes) {
-        return Err(Status::CrossDevice);
+        // As LOOKUP has it.
+        return Err(Status::Access);
     }
     let handle = if name == c"." {
         *directory.handle()

@@ -10,7 +10,6 @@ use spillway_server::counters::Counter;
 use super::client::{ALL_VERSIONS, Operations, Results, Session, compound, open_args};
 use crate::client::Ids;
 use crate::fixture::{Fixture, Mounted, is_root, set_mode};
-use crate::local_file::MODES;
 
 fn read_data(results: &mut Results) -> Reply<(bool, Vec<u8>)> {
     results.next_with(OperationCode::Read, |r| {
@@ -100,34 +99,6 @@ fn a_second_write_of_a_compound_is_written_too() {
     let commit = CommitArgs { offset: 0, count: 0 };
     session.ok(&Operations::new().at(file).op(OperationCode::Commit, &commit));
     assert_eq!(std::fs::read(fixture.exported("file")).unwrap(), b"onetwo");
-}
-
-#[test]
-fn each_write_is_file_sync_by_file_sync_writes_and_a_reload_changes_the_next_one() {
-    const STABLE: [StableHow; 3] = [StableHow::Unstable, StableHow::DataSync, StableHow::FileSync];
-    for mode in MODES {
-        let asked = format!("{ALL_VERSIONS}    io_cache_write = \"{mode}\"\n");
-        let promoted = format!("{asked}    file_sync_writes = true\n");
-        let fixture = Fixture::with(&promoted);
-        let mut session = Session::new(&fixture);
-        let export = session.export();
-        let (file, stateid) = session.open(export, b"file");
-        let data = pattern(1 << 20);
-        let mut committed = |config: &str, len: usize| {
-            fixture.reload(config);
-            STABLE.map(|stable| {
-                let args = WriteArgs { stateid, offset: 4096, stable, data: &data[..len] };
-                let write = Operations::new().at(file).op(OperationCode::Write, &args);
-                let mut results = session.ok(&write);
-                let results = results.skip(&[OperationCode::Putfh]);
-                results.next::<WriteOk>(OperationCode::Write).unwrap().committed
-            })
-        };
-        for len in [0, 4, data.len()] {
-            assert_eq!(committed(&promoted, len), [StableHow::FileSync; 3], "{mode}, {len}");
-            assert_eq!(committed(&asked, len), STABLE, "{mode}, {len}");
-        }
-    }
 }
 
 #[test]

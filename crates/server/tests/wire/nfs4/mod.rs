@@ -14,4 +14,5 @@ mod restart;
 mod sequences;
 mod sessions;
 mod shares;
+mod stability;
 mod xattr;
