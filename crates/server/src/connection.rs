@@ -440,8 +440,8 @@ impl Intake {
         call_trace::start(traced);
         let (service, client) = (Arc::clone(service), Arc::clone(client));
         let at_work = self.thread_calls.begin();
-        // On the heap at once: it is large, and each move of it would be a copy.
-        let work: Work = Box::pin(async move {
+        // In its place on the heap, which is allocated first: it is large, and a move is a copy.
+        let work = Box::into_pin(Box::write(Box::new_uninit(), async move {
             let link = replies.link();
             let is_queued = matches!(thread, Thread::Data | Thread::Metadata);
             let queue_ns = is_queued.then(|| Moment::now().nanoseconds_since(received));
@@ -461,7 +461,7 @@ impl Intake {
             }
             send(&replies, verdict, slot);
             drop(at_work);
-        });
+        }));
         Some(Accepted { thread, share, work, transfer, is_alone, received, is_limited })
     }
 
