@@ -21,7 +21,8 @@
 //! # );
 //! # let overrides = Overrides {
 //! #     listen: vec![([127, 0, 0, 1], 0).into()],
-//! #     state_dir: Some(state.path().to_owned()),
+//! #     // The server makes it: a server of another example may have set the umask to 0.
+//! #     state_dir: Some(state.path().join("state")),
 //! #     ..Overrides::default()
 //! # };
 //! # let server = Server::start(Config::parse(&text, Path::new("example"), &overrides)?).await?;
