@@ -141,10 +141,10 @@ impl Vfs {
             let identity = vector[0].request.caller.identity.clone();
             match self.perform_vector(&target, &change, vector).await {
                 Ok((written, vector)) => {
-                    // The WRITEs behind one that failed or is short are attempted by themselves.
-                    let rest = outcomes.share_out(written, vector);
-                    if !rest.is_empty() {
-                        waiting.push_front(rest);
+                    for again in outcomes.share_out(written, vector).into_iter().rev() {
+                        if !again.is_empty() {
+                            waiting.push_front(again);
+                        }
                     }
                     last = Some(identity);
                 }
@@ -175,6 +175,10 @@ impl Vfs {
         let timer = self.timer(target.file.root(), CallKind::Write);
         let end = |written, vector| (written, vector);
         let done = self.perform_as_one(target, change.system_calls(), vector, timer, end).await?;
+        // Of several, the first without a byte is attempted alone, and meets the lack by itself.
+        if done.1.len() > 1 {
+            return Ok(done);
+        }
         self.repeat_lacking(target, change, done).await
     }
 }
@@ -194,16 +198,28 @@ impl Outcomes {
     }
 
     /// Takes down the outcome of adjacent WRITEs that were performed as one, up to the first that
-    /// failed or is short. Returns those behind it, which were not attempted.
+    /// failed or is short. Returns what is to be attempted next: of several the one that would get
+    /// the error, and those behind it.
+    ///
+    /// An error is given only to a WRITE that was attempted alone. The kernel may have refused
+    /// several for what one of them would not have met: XFS reserves the blocks of all at once.
     fn share_out(
         &mut self,
         written: Written,
         mut vector: Vec<PermittedWrite>,
-    ) -> Vec<PermittedWrite> {
+    ) -> [Vec<PermittedWrite>; 2] {
         let bytes = written.count();
+        let is_alone = vector.len() == 1;
         let mut error = written.result.err().map(|failed| failed.error);
-        let shares = shares(vector.iter().map(|write| write.request.len()), bytes);
+        let mut shares = shares(vector.iter().map(|write| write.request.len()), bytes);
         let rest = vector.split_off(shares.len());
+        let failed = error.is_some() && shares.last() == Some(&0);
+        let alone = if failed && !is_alone {
+            shares.pop();
+            vector.split_off(shares.len())
+        } else {
+            Vec::new()
+        };
         for (write, share) in vector.into_iter().zip(shares) {
             // A write that fails after some bytes is a short one: the client sends the rest again
             // and then gets the error.
@@ -215,7 +231,7 @@ impl Outcomes {
             self.turns[write.place].result = result;
             self.performed.push((write.place, end));
         }
-        rest
+        [alone, rest]
     }
 }
 

@@ -104,8 +104,7 @@ impl Vfs {
         Ok(done)
     }
 
-    /// Performs adjacent WRITEs once more if they have failed for want of space and there is some
-    /// after all.
+    /// Performs a WRITE once more if it has failed for want of space and there is some after all.
     ///
     /// # Errors
     /// As [`Self::perform_as_one`].

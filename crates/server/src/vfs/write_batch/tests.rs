@@ -6,6 +6,7 @@ use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use proto::nfs3::{
@@ -34,6 +35,7 @@ struct Rig {
     server: Server,
     file: nfs3::FileHandle,
     path: PathBuf,
+    _mount: Option<Mounted>,
     _dir: TempDir,
 }
 
@@ -44,7 +46,11 @@ impl Rig {
 
     /// With settings of the export.
     fn with(settings: &str) -> Self {
-        let dir = directory();
+        Self::over(settings, directory(), None)
+    }
+
+    /// The same in a directory of [`directory`], on what is mounted there.
+    fn over(settings: &str, dir: TempDir, mount: Option<Mounted>) -> Self {
         let path = dir.path().join("export/f");
         std::fs::write(&path, "").unwrap();
         set_mode(&path, 0o666);
@@ -54,11 +60,8 @@ impl Rig {
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.unwrap();
         let server = runtime.block_on(Server::start(config)).unwrap();
-        let root = root(&server);
-        let opened = rustix::fs::open(&path, crate::fs::PATH_ONLY, rustix::fs::Mode::empty());
-        let handle = root.identify(opened.unwrap().as_fd()).unwrap();
-        let file = server.service().seal(&root, handle);
-        Self { runtime, server, file, path, _dir: dir }
+        let file = handle_of(&server, &path);
+        Self { runtime, server, file, path, _mount: mount, _dir: dir }
     }
 
     fn client(&self, uid: u32) -> Client {
@@ -110,6 +113,51 @@ impl Rig {
         let refused = self.client(0).write(u64::MAX, b"x", StableHow::Unstable).unwrap_err();
         refused.body.before.unwrap()
     }
+}
+
+fn handle_of(server: &Server, path: &Path) -> nfs3::FileHandle {
+    let root = root(server);
+    let opened = rustix::fs::open(path, crate::fs::PATH_ONLY, rustix::fs::Mode::empty());
+    let handle = root.identify(opened.unwrap().as_fd()).unwrap();
+    server.service().seal(&root, handle)
+}
+
+/// A file system that is mounted until this is dropped.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    /// Runs `mount` with these arguments and the place; `None`, and the test is skipped, if it
+    /// fails.
+    fn at(place: PathBuf, args: &[&str]) -> Option<Self> {
+        run_or_skip(Command::new("mount").args(args).arg(&place)).then(|| Self(place))
+    }
+
+    /// Takes all but so many bytes of its space with the file `filler`.
+    fn fill(&self, free: u64) -> PathBuf {
+        set_mode(&self.0, 0o777);
+        let space = rustix::fs::statvfs(&self.0).unwrap();
+        let path = self.0.join("filler");
+        let (filler, flags) = (std::fs::File::create(&path), rustix::fs::FallocateFlags::empty());
+        let taken = space.f_bavail * space.f_frsize - free;
+        rustix::fs::fallocate(filler.unwrap(), flags, 0, taken).unwrap();
+        path
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // The server may still hold a descriptor there: detached now, gone when that is closed.
+        drop(Command::new("umount").arg("--lazy").arg(&self.0).status());
+    }
+}
+
+fn run_or_skip(command: &mut Command) -> bool {
+    let done = command.status();
+    let has_succeeded = done.as_ref().is_ok_and(std::process::ExitStatus::success);
+    if !has_succeeded {
+        skip(format!("{command:?}: {done:?}"));
+    }
+    has_succeeded
 }
 
 struct Held {
@@ -449,6 +497,75 @@ fn writes_behind_one_that_fails_have_results_of_their_own() {
         let read = std::fs::File::open(&rig.path).unwrap().read_at(&mut written, start - 3_000);
         assert_eq!(read.unwrap(), 8_000, "{mode}");
         assert!(written[..8_000].iter().all(|byte| *byte == 7), "{mode}");
+    }
+}
+
+#[test]
+fn each_write_of_a_batch_on_a_full_disk_gets_the_space_of_a_deleted_file() {
+    if !rustix::process::geteuid().is_root() {
+        return skip("only root can mount a file system");
+    }
+    const LEN: usize = 16 * 1024;
+    for mode in ["buffered", "dontcache", "direct", "auto"] {
+        let dir = directory();
+        let options = ["-t", "tmpfs", "-o", "size=4m", "tmpfs"];
+        let Some(mount) = Mounted::at(dir.path().join("export"), &options) else { return };
+        // The first two have room, and no part of the third.
+        let filler = mount.fill(2 * LEN as u64);
+        let rig = Rig::over(&format!("io_cache_write = \"{mode}\""), dir, Some(mount));
+        // The server opens it.
+        let mut client = rig.client(0);
+        client.file = handle_of(&rig.server, &filler);
+        client.write(0, b"", UNSTABLE).unwrap();
+        let data: Vec<_> = (1..=6u8).map(|byte| vec![byte; LEN]).collect();
+        let writes: Vec<_> = (0..)
+            .zip(&data)
+            .map(|(nth, data)| (0, nth * LEN as u64, &data[..], UNSTABLE))
+            .collect();
+        let replies = perform_after(&rig, &writes, || std::fs::remove_file(filler).unwrap());
+        for (nth, reply) in replies.into_iter().enumerate() {
+            let count = reply.map(|ok| ok.count).map_err(|failed| failed.status);
+            assert_eq!(count, Ok(u32::try_from(LEN).unwrap()), "{nth} in {mode}");
+        }
+        assert!(rig.content() == data.concat(), "{mode}");
+    }
+}
+
+#[test]
+fn of_a_batch_for_which_the_disk_has_no_room_the_last_writes_are_refused() {
+    if !rustix::process::geteuid().is_root() {
+        return skip("only root can mount a file system");
+    }
+    const LEN: usize = 128 * 1024;
+    for mode in ["buffered", "dontcache", "direct", "auto"] {
+        let dir = directory();
+        let (image, export) = (dir.path().join("image"), dir.path().join("export"));
+        std::fs::File::create(&image).unwrap().set_len(320 << 20).unwrap();
+        if !run_or_skip(Command::new("mkfs.xfs").arg("-q").arg(&image)) {
+            return;
+        }
+        let options = ["-o", "loop", image.to_str().unwrap()];
+        let Some(mount) = Mounted::at(export, &options) else { return };
+        // XFS reserves the blocks of all that comes in one call, or none.
+        mount.fill(600 * 1024);
+        let rig = Rig::over(&format!("io_cache_write = \"{mode}\""), dir, Some(mount));
+        let data: Vec<_> = (1..=8u8).map(|byte| vec![byte; LEN]).collect();
+        let writes: Vec<_> = (0..)
+            .zip(&data)
+            .map(|(nth, data)| (0, nth * LEN as u64, &data[..], UNSTABLE))
+            .collect();
+        let replies = perform(&rig, &writes);
+        let counts: Vec<_> = replies
+            .into_iter()
+            .map(|reply| reply.map(|ok| ok.count as usize).map_err(|failed| failed.status))
+            .collect();
+        let whole = counts.iter().take_while(|count| **count == Ok(LEN)).count();
+        assert!((1..8).contains(&whole), "{mode}: {counts:?}");
+        // One may be short.
+        let is_refused = |count: &Result<_, _>| *count == Err(nfs3::Status::Nospc);
+        assert!(counts[whole + 1..].iter().all(is_refused), "{mode}: {counts:?}");
+        let written: usize = counts.iter().flatten().sum();
+        assert!(rig.content() == data.concat()[..written], "{mode}: {counts:?}");
     }
 }
 
