@@ -153,6 +153,11 @@ impl From<Errno> for Status {
 }
 
 impl Status {
+    /// Whether a call has failed for want of space, on the disk or in the quota of a user.
+    pub(crate) fn lacks_space(self) -> bool {
+        matches!(self, Self::NoSpace | Self::Quota)
+    }
+
     /// A job did not run because its thread could not act as the user that it was for.
     pub(crate) fn no_identity(error: &std::io::Error) -> Self {
         Errno::from_io_error(error).map_or(Self::ServerFault, Self::Identity)

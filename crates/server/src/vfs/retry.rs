@@ -49,7 +49,7 @@ impl Vfs {
         attempt: impl Fn() -> F,
     ) -> F::Output {
         let done = attempt().await;
-        if done.status() == Some(Status::NoSpace) && self.free_space(root).await {
+        if done.status().is_some_and(Status::lacks_space) && self.free_space(root).await {
             return attempt().await;
         }
         done

@@ -301,10 +301,10 @@ impl Vfs {
 impl Written {
     /// Whether nothing was written, for want of space.
     pub(super) fn lacks_space(&self) -> bool {
-        let full = Some(Errno::NOSPC.raw_os_error());
-        self.result
-            .as_ref()
-            .is_err_and(|failed| failed.written == 0 && failed.error.raw_os_error() == full)
+        let errno = |error| Errno::from_io_error(error).map(Status::from);
+        self.result.as_ref().is_err_and(|failed| {
+            failed.written == 0 && errno(&failed.error).is_some_and(Status::lacks_space)
+        })
     }
 
     /// The outcome of a job of the change that makes `calls`, or of WRITEs without data, which have

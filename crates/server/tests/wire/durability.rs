@@ -6,10 +6,11 @@ use std::time::Duration;
 use proto::nfs3::*;
 
 use crate::client::{Client, mode, ok, refusal};
-use crate::fixture::{Fixture, Mounted, in_modes, is_root, run_or_skip, set_mode};
+use crate::fixture::{Fixture, Mounted, in_modes, is_root, run, run_or_skip, set_mode};
 use crate::limits::in_own_process;
 use crate::local_file::{MODES, eventually};
 use crate::programs::{PROGRAM, can_be_executed, is_open_for_writing};
+use crate::skip::skip_in_ci_too;
 
 const STABLE: [StableHow; 3] = [StableHow::Unstable, StableHow::DataSync, StableHow::FileSync];
 
@@ -468,22 +469,61 @@ fn xfs_file_removed_by_a_local_program() {
         let mut mount = None;
         let fixture = Fixture::prepared(&trusting(mode), |dir| mount = nearly_full_xfs(dir));
         let Some(_mount) = mount else { return };
-        let (mut client, root) = fixture.mounted();
-        let data = vec![7; 1 << 20];
-        for round in 0..5 {
-            let name = format!("f{round}");
-            let file = client.create(root, &name);
-            let mut offset = 0;
-            while offset < BLOCKS_WRITTEN << 20 {
-                let written = client.write(file, offset, &data);
-                let what = format!("{offset} of round {round} in {mode}");
-                offset +=
-                    u64::from(written.unwrap_or_else(|failed| panic!("{what}: {failed:?}")).count);
-            }
-            ok(client.commit(file));
-            std::fs::remove_file(fixture.exported(&name)).unwrap();
-        }
+        write_and_remove_locally(&fixture, mode);
     }
+}
+
+/// Writes files, and has a local program remove each before the next.
+fn write_and_remove_locally(fixture: &Fixture, mode: &str) {
+    let (mut client, root) = fixture.mounted();
+    let data = vec![7; 1 << 20];
+    for round in 0..5 {
+        let name = format!("f{round}");
+        let file = client.create(root, &name);
+        let mut offset = 0;
+        while offset < BLOCKS_WRITTEN << 20 {
+            let written = client.write(file, offset, &data);
+            let what = format!("{offset} of round {round} in {mode}");
+            offset +=
+                u64::from(written.unwrap_or_else(|failed| panic!("{what}: {failed:?}")).count);
+        }
+        ok(client.commit(file));
+        std::fs::remove_file(fixture.exported(&name)).unwrap();
+    }
+}
+
+#[test]
+fn quota_of_a_file_that_a_local_program_removes_is_free_at_once() {
+    in_own_process("durability::btrfs_file_removed_by_a_local_program");
+}
+
+#[test]
+#[ignore = "run by quota_of_a_file_that_a_local_program_removes_is_free_at_once"]
+fn btrfs_file_removed_by_a_local_program() {
+    if !is_root() {
+        return;
+    }
+    for mode in ["dontcache", "direct", "auto"] {
+        let mut mount = None;
+        let fixture = Fixture::prepared(&trusting(mode), |dir| mount = limited_btrfs(dir));
+        let Some(_mount) = mount else { return };
+        write_and_remove_locally(&fixture, mode);
+    }
+}
+
+/// A file system with much space, and a quota for not twice [`BLOCKS_WRITTEN`].
+fn limited_btrfs(dir: &Path) -> Option<Mounted> {
+    let (image, export) = (dir.join("image"), dir.join("export"));
+    std::fs::File::create(&image).unwrap().set_len(512 << 20).unwrap();
+    let at = export.to_str().unwrap();
+    let limit = format!("{}m", BLOCKS_WRITTEN + BLOCKS_WRITTEN / 2);
+    let run = |program, args: &[&str]| run(program, args).map_err(skip_in_ci_too).ok();
+    run("mkfs.btrfs", &["-q", image.to_str().unwrap()])?;
+    let mount = Mounted::image(&image, &export)?;
+    set_mode(&export, 0o777);
+    run("btrfs", &["quota", "enable", at])?;
+    run("btrfs", &["qgroup", "limit", &limit, at])?;
+    Some(mount)
 }
 
 #[test]
