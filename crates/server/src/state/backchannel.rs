@@ -58,10 +58,16 @@ pub(crate) enum Message {
     Recall(Recall),
 }
 
+/// The number of a binding of a connection, which another binding of the connection has not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BindingId(u64);
+
 /// A callback to be sent on the slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Callback {
     pub(crate) connection: ConnectionId,
+    /// That of the connection which it is sent by: its end concerns no later one.
+    binding: BindingId,
     pub(crate) parameters: CallbackParameters,
     pub(crate) sequence: SequenceId,
     pub(crate) message: Message,
@@ -87,6 +93,8 @@ pub(crate) enum CallbackEnd {
 pub(super) struct Backchannel {
     /// Connections bound to it, the latest last.
     connections: Vec<Bound>,
+    /// The number of the latest binding.
+    last_binding: u64,
     /// `None` if the client takes no callbacks of a flavor that this server has.
     parameters: Option<CallbackParameters>,
     /// The number of the slot's next callback.
@@ -105,6 +113,7 @@ pub(super) struct Backchannel {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Bound {
     connection: ConnectionId,
+    binding: BindingId,
     /// A callback over it was answered.
     is_proved: bool,
 }
@@ -113,6 +122,7 @@ impl Backchannel {
     pub(super) fn new(parameters: Option<CallbackParameters>) -> Self {
         Self {
             connections: Vec::new(),
+            last_binding: 0,
             parameters,
             next: SequenceId(1),
             is_uncertain: false,
@@ -147,7 +157,9 @@ impl Backchannel {
         if self.connections.len() == CONNECTIONS_MAX {
             self.connections.remove(0);
         }
-        self.connections.push(Bound { connection, is_proved: false });
+        self.last_binding += 1;
+        let binding = BindingId(self.last_binding);
+        self.connections.push(Bound { connection, binding, is_proved: false });
     }
 
     pub(super) fn unbind(&mut self, connection: ConnectionId) {
@@ -173,13 +185,14 @@ impl Backchannel {
     /// Ends the callback on the slot. Returns the next one.
     pub(super) fn end(&mut self, callback: Callback, end: CallbackEnd) -> Option<Callback> {
         self.at_work = None;
+        let is_probe = callback.message == Message::Probe;
         match end {
             CallbackEnd::Performed | CallbackEnd::Unknown => {
                 self.next = self.next.next();
                 self.is_uncertain = false;
                 let bound = self.connections.iter_mut();
                 bound
-                    .filter(|bound| bound.connection == callback.connection)
+                    .filter(|bound| bound.binding == callback.binding)
                     .for_each(|bound| bound.is_proved = true);
             }
             // The client would delay the messages that wait, too. Recalls are repeated, and a
@@ -194,7 +207,7 @@ impl Backchannel {
                 self.requeue(callback.message);
             }
             CallbackEnd::Misordered | CallbackEnd::Lost => {
-                self.unbind(callback.connection);
+                self.connections.retain(|bound| bound.binding != callback.binding);
                 self.is_uncertain = true;
                 // Requests are repeated before the client has another path.
                 self.notices.clear();
@@ -206,6 +219,11 @@ impl Backchannel {
                     self.forget_waiting();
                 }
             }
+        }
+        // It has proved no binding that is left, and no other probe was queued meanwhile.
+        let is_bound = self.connections.iter().any(|bound| bound.binding == callback.binding);
+        if is_probe && !is_bound && self.has_path() && !self.is_proved() {
+            self.wants_probe = true;
         }
         self.begin()
     }
@@ -232,7 +250,7 @@ impl Backchannel {
     /// Recalls first: others wait for them. A proved connection, if there is one.
     fn begin(&mut self) -> Option<Callback> {
         let proved = self.connections.iter().rfind(|bound| bound.is_proved);
-        let connection = proved.or(self.connections.last())?.connection;
+        let Bound { connection, binding, .. } = *proved.or(self.connections.last())?;
         let parameters = self.parameters?;
         let recall = self.recalls.pop_first().map(|(_, recall)| Message::Recall(recall));
         let message = match recall {
@@ -244,7 +262,7 @@ impl Backchannel {
             },
         };
         self.at_work = Some(message.clone());
-        Some(Callback { connection, parameters, sequence: self.next, message })
+        Some(Callback { connection, binding, parameters, sequence: self.next, message })
     }
 
     #[cfg(test)]
@@ -328,6 +346,32 @@ mod tests {
         let next = channel.end(again, CallbackEnd::Performed).unwrap();
         assert_eq!(next.message, recall(2), "the notice is gone");
         assert_eq!(channel.end(next, CallbackEnd::Performed), None);
+    }
+
+    #[test]
+    fn a_lost_callback_leaves_a_later_binding_of_its_connection() {
+        let mut channel = bound();
+        let lost = channel.notify(recall(1)).unwrap();
+        // The client binds the connection again before the time for an answer is over.
+        channel.bind(ConnectionId(1));
+        let again = channel.end(lost.clone(), CallbackEnd::Lost).unwrap();
+        assert_eq!((again.connection, &again.message), (ConnectionId(1), &lost.message));
+        assert_eq!(channel.end(again, CallbackEnd::Lost), None);
+        assert!(!channel.has_path());
+    }
+
+    #[test]
+    fn a_connection_that_is_bound_during_a_probe_is_probed_after_it() {
+        for end in [CallbackEnd::Performed, CallbackEnd::Delayed, CallbackEnd::Lost] {
+            let mut channel = bound();
+            let probe = channel.notify(Message::Probe).unwrap();
+            channel.bind(ConnectionId(1));
+            assert_eq!(channel.notify(Message::Probe), None);
+            let again = channel.end(probe, end).unwrap();
+            assert_eq!((again.connection, &again.message), (ConnectionId(1), &Message::Probe));
+            assert_eq!(channel.end(again, CallbackEnd::Performed), None);
+            assert!(channel.is_proved(), "{end:?}");
+        }
     }
 
     #[test]
