@@ -49,11 +49,12 @@ impl InodeCache {
         device: DeviceNumber,
         engine: &Engine,
     ) -> Counted {
+        let mut flushes = true;
         for _ in 0..VICTIM_SEARCH_MAX {
             if let Some(room) = self.room(key, engine) {
                 return room;
             }
-            match self.victim_near(key, device) {
+            match self.victim_near(key, device, flushes) {
                 // The thread may be one of the device that the call began with.
                 Victim::Removed(file) if file.root.device() == device => {
                     let closed = engine.metadata(Identity::Server, move || drop(file)).await;
@@ -64,7 +65,7 @@ impl InodeCache {
                     drop(self.close(engine, vec![file]));
                     break;
                 }
-                Victim::Dirty(file) => drop(file.flush_before_leaving(engine).await),
+                Victim::Dirty(file) => flushes = self.flush_victim(&file, engine).await,
                 Victim::None => break,
             }
         }
@@ -77,14 +78,14 @@ impl InodeCache {
         self.descriptors.one_more()
     }
 
-    /// An object that is to make room, of the part of the table that `key` belongs to if there is
-    /// one. None of another device that has too many to be closed: it would free nothing for a call
-    /// on `device`.
-    fn victim_near(&self, key: &InodeKey, device: DeviceNumber) -> Victim {
+    /// An object that is to make room for a call on `device`, of the part of the table that `key`
+    /// belongs to if there is one; a dirty one of that device alone, and if it may be flushed. None
+    /// of another device that has too many to be closed: it would free nothing for the call.
+    fn victim_near(&self, key: &InodeKey, device: DeviceNumber, flushes: bool) -> Victim {
         let full = self.closings.full();
         let victims = (0..SHARDS).map(|step| {
             let shard = (shard_of(key) + step) % SHARDS;
-            lock(&self.shards[shard]).victim(Some(device), &full)
+            lock(&self.shards[shard]).victim(Some(device), flushes, &full)
         });
         victims.into_iter().find(|victim| !matches!(victim, Victim::None)).unwrap_or(Victim::None)
     }
@@ -98,7 +99,7 @@ impl InodeCache {
         let full = self.closings.full();
         let mut leaving = Vec::with_capacity(wanted);
         for shard in &self.shards {
-            let victim = || match lock(shard).victim(None, &full) {
+            let victim = || match lock(shard).victim(None, false, &full) {
                 Victim::Removed(file) => Some(file),
                 Victim::Dirty(_) | Victim::None => None,
             };
@@ -117,7 +118,7 @@ impl InodeCache {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
+    use std::os::fd::{AsFd, OwnedFd};
     use std::path::Path;
     use std::time::{Duration, Instant};
 
@@ -176,6 +177,14 @@ mod tests {
             let handle = self.root.identify(fd.as_fd()).unwrap();
             let root = Arc::clone(&self.root);
             self.cache.add(root, handle, FileType::RegularFile, (fd, room)).key()
+        }
+
+        /// Opens a file with data that no flush stores while what this returns is held.
+        fn add_unflushable(&self, number: usize) -> Arc<OwnedFd> {
+            let key = self.add(&self.path(number), self.cache.any_room());
+            let inode = self.cache.find(&key).unwrap();
+            inode.note_change();
+            inode.fail_flushes()
         }
 
         /// Descriptors of the table's objects that are open now.
@@ -316,6 +325,44 @@ mod tests {
         let key = &files.keys[0];
         drop(files.cache.make_room(key, files.root.device(), &files.engine).await);
         assert!(files.cache.len() < 20, "{}", files.cache.len());
+    }
+
+    #[tokio::test]
+    async fn a_search_for_room_flushes_nothing_after_a_flush_that_has_failed() {
+        let files = Files::new(3, 1);
+        let _writers = [files.add_unflushable(0), files.add_unflushable(1)];
+        let (key, device) = (&files.keys[2], files.root.device());
+        drop(files.cache.make_room(key, device, &files.engine).await);
+        assert_eq!(files.cache.failed_flushes(), 1);
+        files.cache.shrink(device, &files.engine).await;
+        assert_eq!(files.cache.failed_flushes(), 2);
+        let is_found = |number: usize| files.cache.find(&files.keys[number]).is_some();
+        assert!(is_found(0) && is_found(1), "they stay for a later flush");
+    }
+
+    /// As while calls of other devices have many objects of this one closed.
+    #[tokio::test]
+    async fn a_search_whose_flush_has_failed_still_closes_clean_objects_of_its_device() {
+        let files = Files::new(40, 1);
+        let part = |number: &usize| shard_of(&files.keys[*number]);
+        let [dirty, clean] =
+            [(0..40).min_by_key(part), (0..40).max_by_key(part)].map(Option::unwrap);
+        let device = files.root.device();
+        let count = files.cache.closings.of(device);
+        let _closing: Vec<_> = (0..CLOSINGS_MAX).map(|_| Closing::new(&count)).collect();
+        let _writer = files.add_unflushable(dirty);
+        let open_clean = || files.add(&files.path(clean), files.cache.any_room());
+
+        let key = open_clean();
+        // The search begins with the part of the dirty one.
+        drop(files.cache.make_room(&files.keys[dirty], device, &files.engine).await);
+        assert_eq!(files.cache.failed_flushes(), 1);
+        assert!(files.cache.find(&key).is_none());
+
+        open_clean();
+        files.cache.shrink(device, &files.engine).await;
+        assert_eq!(files.cache.failed_flushes(), 2);
+        assert!(files.cache.find(&key).is_none());
     }
 
     #[tokio::test]

@@ -273,13 +273,14 @@ impl InodeCache {
     /// others is left to their threads, or stays where it has unflushed data.
     pub(crate) async fn shrink(&self, device: DeviceNumber, engine: &Engine) {
         let full = self.closings.full();
+        let mut flushes = true;
         for shard in &self.shards {
             let mut leaving = Vec::new();
             for _ in 0..VICTIM_SEARCH_MAX {
-                let victim = lock(shard).victim(Some(device), &full);
+                let victim = lock(shard).victim(Some(device), flushes, &full);
                 match victim {
                     Victim::Removed(file) => leaving.push(file),
-                    Victim::Dirty(file) => drop(file.flush_before_leaving(engine).await),
+                    Victim::Dirty(file) => flushes = self.flush_victim(&file, engine).await,
                     Victim::None => break,
                 }
             }
@@ -290,12 +291,24 @@ impl InodeCache {
         self.close_and_wait(engine, left, device).await;
     }
 
+    /// Flushes an object that is to make room; returns whether it has succeeded. After a failure a
+    /// search flushes nothing more: the disk would most likely refuse that too, and with each
+    /// failure clients send their data again. The object counts as used, so that the next search
+    /// prefers others.
+    pub(super) async fn flush_victim(&self, file: &Arc<Inode>, engine: &Engine) -> bool {
+        let is_flushed = file.flush_before_leaving(engine).await;
+        if !is_flushed {
+            self.touch(file);
+        }
+        is_flushed
+    }
+
     /// Gives up a part of the objects that need no flush, on whatever device, and leaves closing
     /// them to the threads of their devices. Waits for nothing.
     pub(crate) fn shrink_clean(&self, engine: &Engine) {
         let full = self.closings.full();
         for shard in &self.shards {
-            let victim = || match lock(shard).victim(None, &full) {
+            let victim = || match lock(shard).victim(None, false, &full) {
                 Victim::Removed(file) => Some(file),
                 Victim::Dirty(_) | Victim::None => None,
             };
@@ -378,9 +391,14 @@ impl Shard {
     /// An object that was not used since a search last passed it. Each search starts at another
     /// place: of objects that are used in turn, and are a few too many, most are then found, where
     /// giving up the oldest would leave none of them. Dirty ones are only named, for their flush
-    /// must come first, and only those of `device`. Of the other devices, none that is in `full`:
-    /// see [`Closings`].
-    pub(super) fn victim(&mut self, device: Option<DeviceNumber>, full: &[DeviceNumber]) -> Victim {
+    /// must come first, and only those of `device`, the caller's own, while it `flushes`. Of the
+    /// other devices, none that is in `full`: see [`Closings`].
+    pub(super) fn victim(
+        &mut self,
+        device: Option<DeviceNumber>,
+        flushes: bool,
+        full: &[DeviceNumber],
+    ) -> Victim {
         let mut dirty = None;
         let mut hand = self.draw();
         for _ in 0..VICTIM_SEARCH_MAX.max(self.files.len() * 2).min(4 * VICTIM_SEARCH_MAX) {
@@ -394,7 +412,7 @@ impl Shard {
             if stays || file.referenced.swap(false, Ordering::Relaxed) || !is_unused(file) {
                 hand += 1;
             } else if file.is_dirty() {
-                if device == Some(of) {
+                if flushes && device == Some(of) {
                     dirty.get_or_insert_with(|| Arc::clone(file));
                 }
                 hand += 1;
