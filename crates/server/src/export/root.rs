@@ -71,7 +71,8 @@ pub(crate) struct ExportRoot {
     retired: AtomicBool,
     /// Whether objects of this one file system show different devices.
     has_layers: bool,
-    fileid: u64,
+    /// Inode number.
+    pub(crate) fileid: u64,
     kernel_names_inodes: bool,
     /// Whether an inode keeps one handle from its birth, which `statx` reports, to its end.
     handles_last: bool,

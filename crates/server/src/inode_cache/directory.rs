@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{RawDir, SeekFrom};
+use rustix::fs::{FileType, RawDir, SeekFrom};
 use rustix::io::Errno;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -27,6 +27,8 @@ const STREAMS_MAX: usize = 4;
 pub(crate) struct KernelEntry<'a> {
     /// Inode number.
     pub(crate) fileid: u64,
+    /// `Unknown` where the file system does not list it.
+    pub(crate) file_type: FileType,
     /// The name.
     pub(crate) name: &'a CStr,
     /// The kernel's offset after this entry.
@@ -43,22 +45,25 @@ struct Ahead {
 
 struct AheadEntry {
     fileid: u64,
+    file_type: FileType,
     cookie: u64,
     /// Where its name lies.
     name: Range<usize>,
 }
 
 impl Ahead {
-    fn push(&mut self, fileid: u64, name: &CStr, cookie: u64) {
+    fn push(&mut self, entry: KernelEntry<'_>) {
+        let KernelEntry { fileid, file_type, name, cookie } = entry;
         let start = self.names.len();
         self.names.extend_from_slice(name.to_bytes_with_nul());
-        self.entries.push_back(AheadEntry { fileid, cookie, name: start..self.names.len() });
+        let name = start..self.names.len();
+        self.entries.push_back(AheadEntry { fileid, file_type, cookie, name });
     }
 
     fn first(&self) -> Option<KernelEntry<'_>> {
-        let AheadEntry { fileid, cookie, name } = self.entries.front()?;
+        let AheadEntry { fileid, file_type, cookie, name } = self.entries.front()?;
         let name = CStr::from_bytes_with_nul(&self.names[name.clone()]).expect("it has its NUL");
-        Some(KernelEntry { fileid: *fileid, name, cookie: *cookie })
+        Some(KernelEntry { fileid: *fileid, file_type: *file_type, name, cookie: *cookie })
     }
 
     /// Forgets the first entry and returns its cookie.
@@ -157,7 +162,12 @@ impl DirectoryStream {
                 return Ok(());
             };
             let entry = entry?;
-            self.ahead.push(entry.ino(), entry.file_name(), entry.next_entry_cookie());
+            self.ahead.push(KernelEntry {
+                fileid: entry.ino(),
+                file_type: entry.file_type(),
+                name: entry.file_name(),
+                cookie: entry.next_entry_cookie(),
+            });
             if names.is_buffer_empty() {
                 return Ok(());
             }

@@ -334,7 +334,7 @@ impl Described<'_> {
     fn encode_value(&self, number: u32, w: &mut Writer) {
         let a = &self.attributes;
         match number {
-            attribute::TYPE => convert::file_type(a).encode(w),
+            attribute::TYPE => convert::file_type(a.file_type).encode(w),
             attribute::CHANGE => w.u64(convert::change(a)),
             attribute::SIZE => w.u64(a.size),
             attribute::FSID => Fsid { major: self.export_id.into(), minor: 0 }.encode(w),

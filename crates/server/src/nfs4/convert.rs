@@ -49,9 +49,9 @@ pub(super) fn status(status: Status) -> nfs4::Status {
 }
 
 /// `nfs_ftype4` of an object.
-pub(super) fn file_type(attributes: &Attributes) -> FileType {
+pub(super) fn file_type(kind: rustix::fs::FileType) -> FileType {
     use rustix::fs::FileType as Kind;
-    match attributes.file_type {
+    match kind {
         Kind::Directory => FileType::Directory,
         Kind::Symlink => FileType::Symlink,
         Kind::BlockDevice => FileType::BlockDevice,

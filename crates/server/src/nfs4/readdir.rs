@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use io::{Buffer, Payload};
 use proto::nfs4::{
-    Attributes, Bitmap, EntryEncoder, FileHandle, LISTING_END_BYTES, NFS4_OK, OperationCode,
-    ReaddirArgs, Status, Verifier, attribute, listing_end,
+    Attributes, Bitmap, EntryEncoder, FileHandle, FileType, LISTING_END_BYTES, NFS4_OK,
+    OperationCode, ReaddirArgs, Status, Verifier, attribute, listing_end,
 };
 use proto::xdr::{Encode, Reader, Writer};
 
@@ -35,8 +35,14 @@ const HEAD_BYTES: usize = 8;
 /// Attributes of an entry that need no object.
 const WITHOUT_OBJECT: Bitmap =
     Bitmap::of(&[attribute::RDATTR_ERROR, attribute::FILEID, attribute::MOUNTED_ON_FILEID]);
-/// Attributes of an export's place that need no look at its root.
-const WITHOUT_ROOT: Bitmap = Bitmap::of(&[attribute::RDATTR_ERROR, attribute::MOUNTED_ON_FILEID]);
+/// Attributes of an export's place that are known while its root is open: it is a directory, and
+/// keeps its number.
+const WITHOUT_ROOT: Bitmap = Bitmap::of(&[
+    attribute::RDATTR_ERROR,
+    attribute::TYPE,
+    attribute::FILEID,
+    attribute::MOUNTED_ON_FILEID,
+]);
 /// The first cookies are reserved (RFC 8881 §18.23.3).
 const COOKIE_MIN: u64 = 3;
 /// A bit that no offset has which lseek(2) takes. It is set in the cookie of an offset whose value
@@ -195,15 +201,17 @@ impl<'a> Compound<'a> {
     /// Those of the root, if the client does not want them as an attribute (RFC 8881 §18.23.3).
     async fn describe_child(&self, child: &Pseudo, wanted: Bitmap) -> Outcome<Description<'a>> {
         let takes_errors = wanted.contains(attribute::RDATTR_ERROR);
+        let mut opened = None;
         let described = match self.handle_at(child) {
             Ok(ResolvedHandle::Object(root)) => {
+                let root = &*opened.insert(root);
                 if wanted.difference(WITHOUT_ROOT).is_empty() {
-                    return Ok(unread(child, NFS4_OK, wanted));
+                    return Ok(unread(child, Some(root), NFS4_OK, wanted));
                 }
                 if takes_errors && !root.object.root().attributes_in_memory {
-                    return Ok(unread(child, Status::Delay.code(), wanted));
+                    return Ok(unread(child, Some(root), Status::Delay.code(), wanted));
                 }
-                self.describe_root(root, wanted).await
+                self.describe_root(root.clone(), wanted).await
             }
             Ok(handle) => self.describe(&handle, wanted, None).await,
             Err(refused) => Err(refused),
@@ -213,7 +221,7 @@ impl<'a> Compound<'a> {
                 if let Some(cause) = refused.cause {
                     self.request.fault.note(cause);
                 }
-                Ok(unread(child, refused.status.code(), wanted))
+                Ok(unread(child, opened.as_ref(), refused.status.code(), wanted))
             }
             described => described,
         }
@@ -230,9 +238,16 @@ impl<'a> Compound<'a> {
     }
 }
 
-/// The description of an export's place without its root.
-fn unread<'a>(child: &Pseudo, status: u32, wanted: Bitmap) -> Description<'a> {
-    Description::Pseudo(Box::new(without_object(None, child.node().id, status, wanted)))
+/// The description of an export's place by what is known of its root without reading it; nothing,
+/// if the root is not open.
+fn unread<'a>(
+    child: &Pseudo,
+    root: Option<&Located>,
+    status: u32,
+    wanted: Bitmap,
+) -> Description<'a> {
+    let known = root.map(|root| (root.object.root().fileid, Some(FileType::Directory)));
+    Description::Pseudo(Box::new(without_object(known, child.node().id, status, wanted)))
 }
 
 /// An export in the place of a directory's entry.
@@ -251,18 +266,19 @@ impl Encode for Encoded {
     }
 }
 
-/// The attributes of an entry whose object is not known: a status, which is not
-/// [`NFS4_OK`](proto::nfs4::NFS4_OK) if some of the object are wanted, the number of the object if
-/// it is known, and that in the directory.
+/// The attributes of an entry whose object is not read: a status, which is not
+/// [`NFS4_OK`](proto::nfs4::NFS4_OK) if more of the object is wanted, the number and type of the
+/// object if they are known, and its number in the directory.
 fn without_object(
-    fileid: Option<u64>,
+    known: Option<(u64, Option<FileType>)>,
     mounted_on: u64,
     status: u32,
     wanted: Bitmap,
 ) -> Attributes<'static> {
     let mut attributes = Attributes {
         rdattr_error: Some(status),
-        fileid,
+        fileid: known.map(|(fileid, _)| fileid),
+        file_type: known.and_then(|(_, file_type)| file_type),
         mounted_on_fileid: Some(mounted_on),
         ..Attributes::default()
     };
@@ -310,7 +326,7 @@ impl Page {
             return pushed;
         }
         let service = Arc::clone(&self.service);
-        let error = match (&entry.object, &self.object) {
+        let status = match (&entry.object, &self.object) {
             (Some(Ok(found)), Some(object)) => {
                 let described = self.describe(&service, object, found);
                 return self.put(cookie, name, &described);
@@ -319,11 +335,21 @@ impl Page {
             // Nothing of an object is asked for.
             (None | Some(Ok(_)), _) => NFS4_OK,
         };
-        self.put(
-            cookie,
-            name,
-            &without_object(Some(entry.fileid), entry.fileid, error, self.wanted),
-        )
+        self.put(cookie, name, &self.unread_entry(entry, status))
+    }
+
+    /// The attributes of an entry whose object cannot be read, for which there is this status. With
+    /// the type from the directory nothing may be missing; then there is no error to report, for
+    /// which FreeBSD would hide the name.
+    fn unread_entry(&self, entry: &DirectoryEntry<'_>, status: u32) -> Attributes<'static> {
+        let (fileid, kind) = (entry.fileid, entry.file_type);
+        let is_listed = kind != rustix::fs::FileType::Unknown;
+        let known = (fileid, is_listed.then(|| convert::file_type(kind)));
+        let mut attributes = without_object(Some(known), fileid, status, self.wanted);
+        if self.wanted.difference(attributes.present()).is_empty() {
+            attributes.rdattr_error = attributes.rdattr_error.map(|_| NFS4_OK);
+        }
+        attributes
     }
 
     /// The attributes of an entry's object.

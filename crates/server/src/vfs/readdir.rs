@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Access, Mode, openat};
+use rustix::fs::{Access, FileType, Mode, openat};
 
 use super::{Answer, Attributes, Caller, Found, Object, Status, Timestamp, Vfs, attributes_of};
 use crate::counters::Counter;
@@ -24,6 +24,8 @@ const CALL_TIME_MAX: Duration = Duration::from_millis(100);
 pub(crate) struct DirectoryEntry<'a> {
     /// Inode number.
     pub(crate) fileid: u64,
+    /// The type as the directory lists it; `Unknown` where it does not.
+    pub(crate) file_type: FileType,
     /// The name, at most 255 bytes.
     pub(crate) name: &'a CStr,
     /// Where a listing continues after this entry.
@@ -127,7 +129,7 @@ fn open_listing(
     state: DirectoryState,
     cookie: u64,
 ) -> Result<DirectoryStream, Status> {
-    if directory.file_type() != rustix::fs::FileType::Directory {
+    if directory.file_type() != FileType::Directory {
         return Err(Status::NotDirectory);
     }
     // The descriptor may have been opened by another caller.
@@ -169,7 +171,8 @@ fn list_from(
             Objects::All => true,
         };
         let (fileid, object) = describe(directory, fd, next, has_object.then_some(known));
-        let entry = DirectoryEntry { fileid, name: next.name, cookie: next.cookie, object };
+        let (file_type, name, cookie) = (next.file_type, next.name, next.cookie);
+        let entry = DirectoryEntry { fileid, file_type, name, cookie, object };
         match push(&entry) {
             Pushed::Full if is_empty => return Err(Status::TooSmall),
             Pushed::Full => return Ok(false),

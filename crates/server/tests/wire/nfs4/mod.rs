@@ -10,6 +10,7 @@ mod locks;
 mod opens;
 mod pseudo_root;
 mod rate_limits;
+mod readdir;
 mod restart;
 mod sequences;
 mod sessions;
