@@ -1,5 +1,6 @@
 //! A queue of work for each client, and the threads that serve them in turn.
 
+mod client_queue;
 mod owed;
 mod task;
 mod within;
@@ -18,6 +19,7 @@ use tokio::sync::{Notify, Semaphore, oneshot};
 
 use super::{ClientId, Task, wait};
 use crate::time_slice::take_short_slices;
+use client_queue::{ClientQueue, Work};
 use owed::owing;
 pub(crate) use owed::rouse as rouse_owed;
 use task::{LaneTask, Progress};
@@ -159,25 +161,6 @@ struct Queue {
     closed: bool,
 }
 
-/// The work of one client.
-struct ClientQueue {
-    work: VecDeque<Work>,
-    /// Threads that do work of this client.
-    threads: usize,
-    /// It is among [`Queue::turns`].
-    has_turn: bool,
-    /// One permit per free place for a job.
-    places: Arc<Semaphore>,
-}
-
-enum Work {
-    /// Holds a place.
-    Job(Job),
-    /// Was woken. It holds none, for the waker cannot wait for one: there are as many of these, at
-    /// most, as tasks were begun.
-    Task(Arc<LaneTask>),
-}
-
 impl Lane {
     pub(super) fn new(
         name: &'static str,
@@ -297,7 +280,7 @@ impl Lane {
         let queue = self.shared.lock();
         let is_wanted = |own: &ClientQueue| {
             // Without a turn it waits for one of the client's own threads.
-            !own.work.is_empty() && (!own.has_turn || own.work.len() > queue.claimed)
+            own.waiting() > 0 && (!own.has_turn || own.waiting() > queue.claimed)
         };
         queue.turns.iter().any(|&turn| turn != client)
             || queue.clients.get(&client).is_some_and(is_wanted)
@@ -393,18 +376,13 @@ impl Shared {
     /// Queues work, and returns whether its client has a turn. If it has none, one of its threads
     /// takes the work when it has ended what it does.
     fn add(&self, queue: &mut Queue, client: ClientId, work: Work) -> bool {
-        self.client(queue, client).work.push_back(work);
+        self.client(queue, client).push(work);
         queue.waiting += 1;
         self.give_turn(queue, client)
     }
 
     fn client<'a>(&self, queue: &'a mut Queue, client: ClientId) -> &'a mut ClientQueue {
-        queue.clients.entry(client).or_insert_with(|| ClientQueue {
-            work: VecDeque::new(),
-            threads: 0,
-            has_turn: false,
-            places: Arc::new(Semaphore::new(self.queue_max)),
-        })
+        queue.clients.entry(client).or_insert_with(|| ClientQueue::new(self.queue_max))
     }
 
     /// Gives a client its turn, if it has work and not too many threads already. Returns whether it
@@ -412,7 +390,7 @@ impl Shared {
     fn give_turn(&self, queue: &mut Queue, id: ClientId) -> bool {
         let Some(client) = queue.clients.get_mut(&id) else { return false };
         if !client.has_turn
-            && !client.work.is_empty()
+            && client.waiting() > 0
             && client.threads < client_threads_max(self.threads_max)
         {
             client.has_turn = true;
@@ -427,10 +405,7 @@ impl Shared {
         let client = queue.clients.get_mut(&id).expect("a client with a turn has a queue");
         client.has_turn = false;
         client.threads += 1;
-        let work = client.work.pop_front().expect("a client with a turn has work");
-        if matches!(work, Work::Job(_)) {
-            client.places.add_permits(1);
-        }
+        let work = client.pop().expect("a client with a turn has work");
         queue.waiting -= 1;
         self.give_turn(queue, id);
         Some((id, work))
@@ -441,7 +416,7 @@ impl Shared {
         let client = queue.clients.get_mut(&id).expect("a client with a thread has a queue");
         client.threads -= 1;
         let is_unused =
-            client.threads == 0 && client.work.is_empty() && Arc::strong_count(&client.places) == 1;
+            client.threads == 0 && client.waiting() == 0 && Arc::strong_count(&client.places) == 1;
         if is_unused && queue.clients.len() > CLIENTS_KEPT_MAX {
             queue.clients.remove(&id);
         } else {
