@@ -1,30 +1,30 @@
 //! A queue of work for each client, and the threads that serve them in turn.
 
+mod asking;
 mod client_queue;
+mod noted;
 mod owed;
 mod task;
-mod within;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
-use std::future::poll_fn;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::Poll;
 use std::thread::{self, Thread};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::{Notify, Semaphore, oneshot};
 
-use super::{ClientId, Task, wait};
+use super::{ClientId, Task};
 use crate::time_slice::take_short_slices;
+pub(super) use asking::{ask_for_lane, give_way};
 use client_queue::{ClientQueue, Work};
+use noted::Noted;
+pub(super) use noted::{note_wait, noting};
 use owed::owing;
 pub(crate) use owed::rouse as rouse_owed;
 use task::{LaneTask, Progress};
-use within::Lanes;
-pub(super) use within::{note_wait, noting_wait};
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -39,6 +39,18 @@ pub enum LaneKind {
     Metadata,
     /// File content and flushes, and all the rest.
     Data,
+}
+
+/// The place of a task among the work of its client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rank {
+    /// It may hold what others wait for, tasks of other clients too: a file's lock, pages, room in
+    /// the window. It is taken before what holds nothing. Every task that was woken is one, for it
+    /// may have been given what it waited for.
+    Holder,
+    /// It holds nothing, and has only asked for a thread, or lets others go first. It has its turn
+    /// behind all that its client has queued.
+    Asker,
 }
 
 /// The waits allowed on a lane's thread: for one device, and as long as the lane's purpose allows.
@@ -72,7 +84,7 @@ pub(super) fn wake_here(wake: impl FnOnce()) {
     impl Drop for Woken {
         fn drop(&mut self) {
             for task in WOKEN.take().into_iter().flatten() {
-                task.lane().push_task(task);
+                task.lane().push_task(task, Rank::Holder);
             }
             LEFT.take().into_iter().flatten().for_each(|job| job());
         }
@@ -101,28 +113,10 @@ fn goes_on_here() -> bool {
     LEFT.with_borrow(Option::is_some)
 }
 
-/// Resolves at once on a thread that may block for as long as `purpose` takes, if only for another
-/// device: a task hands over what waits for the disks of others. Elsewhere, and in a task that
-/// others wait for within [`wake_here`], it is pending once, so that a task that goes on in a lane
-/// moves there; any other goes on where it is.
-pub(super) async fn ask_for_lane(purpose: LaneKind) {
-    let mut asked: Option<Instant> = None;
-    poll_fn(|context| {
-        if let Some(asked) = asked {
-            // A task that goes on outside a lane was in no queue: it has no wait to note.
-            if MAY_WAIT.get().is_some() {
-                wait::note(asked.elapsed());
-            }
-            return Poll::Ready(());
-        }
-        if MAY_WAIT.get().is_some_and(|may| may.longest >= purpose) && !goes_on_here() {
-            return Poll::Ready(());
-        }
-        asked = Some(Instant::now());
-        context.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
+/// Whether this thread may block for as long as `purpose` takes, and no task waits for the one that
+/// it runs.
+fn may_block_here(purpose: LaneKind) -> bool {
+    MAY_WAIT.get().is_some_and(|may| may.longest >= purpose) && !goes_on_here()
 }
 
 /// See the module.
@@ -251,13 +245,12 @@ impl Lane {
         poll(LaneTask::new(&self.shared, client, task));
     }
 
-    /// Goes on with a task of a client in the lane, or in that of the device that it waits `within`
-    /// the share of. It has begun, and takes no place: its caller could give up the wait for one,
-    /// and the task with it.
-    pub(super) fn go_on(&self, client: ClientId, task: Task, within: Option<Lanes>) {
+    /// Goes on with a task of a client in the lane, or where it has `noted`. It has begun, and
+    /// takes no place: its caller could give up the wait for one, and the task with it.
+    pub(super) fn go_on(&self, client: ClientId, task: Task, noted: Noted) {
         let task = LaneTask::new(&self.shared, client, task);
-        task.move_to(within);
-        task.lane().push_task(task);
+        task.move_to(noted.within);
+        task.lane().push_task(task, noted.rank);
     }
 
     /// Runs a task of a client on this thread, which serves the lane. See [`LaneTask::run_here`].
@@ -317,7 +310,7 @@ impl Shared {
     }
 
     /// Queues a task that was woken.
-    fn push_task(self: &Arc<Self>, task: Arc<LaneTask>) {
+    fn push_task(self: &Arc<Self>, task: Arc<LaneTask>, rank: Rank) {
         let client = task.client();
         let is_own = SERVES.get() == Arc::as_ptr(self);
         let keep =
@@ -326,10 +319,10 @@ impl Shared {
             return;
         }
         if is_own && owed::takes_next(self) {
-            self.add(&mut self.lock(), client, Work::Task(task));
+            self.add(&mut self.lock(), client, Work::Task(task, rank));
         } else {
             let mut queue = self.lock();
-            let sleeping = self.push(&mut queue, client, Work::Task(task));
+            let sleeping = self.push(&mut queue, client, Work::Task(task, rank));
             drop(queue);
             wake(sleeping);
         }
@@ -475,7 +468,7 @@ impl Shared {
             done_for = Some(client);
             match work {
                 Work::Job(job) => self.contain(job),
-                Work::Task(task) => self.contain(|| go_on(task)),
+                Work::Task(task, _) => self.contain(|| go_on(task)),
             }
             owed::settle();
         }
@@ -557,7 +550,7 @@ fn go_on(task: Arc<LaneTask>) {
 
 /// Polls a task on this thread, and queues it if it was woken meanwhile.
 fn poll(task: Arc<LaneTask>) {
-    if task.poll() == Progress::Woken {
-        task.lane().push_task(task);
+    if let Progress::Woken(rank) = task.poll() {
+        task.lane().push_task(task, rank);
     }
 }

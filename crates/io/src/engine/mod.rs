@@ -15,6 +15,7 @@ use std::pin::Pin;
 
 use crate::identity::{self, Identity};
 pub use lane::LaneKind;
+use lane::Rank;
 pub(crate) use lane::rouse_owed;
 use share::Devices;
 pub use share::{Device, DeviceNumber, Holder, Share};
@@ -176,14 +177,30 @@ impl Engine {
     /// For a task that was begun elsewhere and comes to where it may block: goes on on a data
     /// thread, if it was begun by a [`Share`]. Any other goes on where it is, and hands over each
     /// of its jobs.
+    ///
+    /// The task waits for its turn behind the work that its client has queued already. So it should
+    /// hold nothing that others wait for; else see
+    /// [`move_to_data_thread`](Self::move_to_data_thread).
     pub async fn ask_for_data_thread(&self) {
-        lane::ask_for_lane(lane::LaneKind::Data).await;
+        lane::ask_for_lane(LaneKind::Data, Rank::Asker).await;
+    }
+
+    /// As [`ask_for_data_thread`](Self::ask_for_data_thread), for a task that holds what others
+    /// wait for, a file's lock perhaps: it comes before the work that its client has queued.
+    pub async fn move_to_data_thread(&self) {
+        lane::ask_for_lane(LaneKind::Data, Rank::Holder).await;
     }
 
     /// As [`ask_for_data_thread`](Self::ask_for_data_thread), for a task that may block for names
     /// and attributes: any thread of a lane will do.
     pub async fn ask_for_metadata_thread(&self) {
-        lane::ask_for_lane(lane::LaneKind::Metadata).await;
+        lane::ask_for_lane(LaneKind::Metadata, Rank::Asker).await;
+    }
+
+    /// For a task that has more to do and holds nothing that others wait for: lets the work go
+    /// first that its client has queued already.
+    pub async fn give_way() {
+        lane::give_way().await;
     }
 
     /// Runs `wake`. The tasks of the lane that this thread serves go on here and now if it wakes

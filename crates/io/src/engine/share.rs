@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use super::lane::{DeviceId, Lane, LaneKind, note_wait, noting_wait};
+use super::lane::{DeviceId, Lane, LaneKind, note_wait, noting};
 use super::{ClientId, EngineConfig, Task, wait};
 
 /// A device number: major and minor.
@@ -227,12 +227,13 @@ impl Share {
     /// waker.
     pub fn begin_metadata_here(&self, work: impl Future<Output = ()> + Send + 'static) {
         let mut task = self.task(work);
-        let (first, within) = noting_wait(|| {
+        let poll = || {
             let mut context = Context::from_waker(Waker::noop());
             catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(&mut context)))
-        });
+        };
+        let (first, noted) = noting(poll);
         if matches!(first, Ok(Poll::Pending)) {
-            self.lanes().metadata.go_on(self.client, task, within);
+            self.lanes().metadata.go_on(self.client, task, noted);
         }
     }
 

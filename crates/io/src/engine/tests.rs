@@ -704,6 +704,115 @@ async fn waiting_clients_take_turns() {
     assert_eq!(*order.lock().unwrap(), [1, 2, 3, 1, 2, 1, 1]);
 }
 
+/// Waits until threads have taken all jobs of the data lanes.
+fn wait_until_taken(engine: &Engine) {
+    while engine.data_queued() > 0 {
+        thread::yield_now();
+    }
+}
+
+#[tokio::test]
+async fn task_that_was_given_a_lock_does_not_wait_for_the_backlog_of_its_client() {
+    let engine = engine(4, 128);
+    let device = engine.device((8, 0));
+    let [busy, other] = [1, 2].map(|client| Share::new(&device, client));
+    let mut held = hold_threads(&engine, &busy, 3);
+    wait_until_taken(&engine);
+    let lock = Arc::new(tokio::sync::Mutex::new(()));
+    let guard = lock.lock().await;
+    for kind in [LaneKind::Data, LaneKind::Metadata] {
+        let wanted = Arc::clone(&lock);
+        let task = async move {
+            drop(wanted.lock().await);
+        };
+        match kind {
+            LaneKind::Data => busy.begin_here(task),
+            LaneKind::Metadata => busy.begin_metadata_here(task),
+        }
+    }
+    held.extend(hold_threads(&engine, &busy, 100));
+    drop(guard);
+    let (sender, locked) = oneshot::channel();
+    let task = async move {
+        drop(lock.lock().await);
+        sender.send(()).unwrap();
+    };
+    other.begin_here(task);
+    drop(held.remove(0));
+    let locked = tokio::time::timeout(Duration::from_secs(10), locked).await;
+    locked.expect("it has the lock before the backlog is done").unwrap();
+    drop(held);
+    engine.shutdown().await;
+}
+
+#[tokio::test]
+async fn tasks_that_are_woken_all_the_time_leave_turns_to_other_work_of_their_client() {
+    let engine = engine(1, 16);
+    let is_over = Arc::new(AtomicBool::new(false));
+    for _ in 0..3 {
+        let is_over = Arc::clone(&is_over);
+        let task = async move {
+            while !is_over.load(Ordering::SeqCst) {
+                tokio::task::yield_now().await;
+            }
+        };
+        engine.own.begin_data(task).await;
+    }
+    let job = engine.data(move || is_over.store(true, Ordering::SeqCst));
+    tokio::time::timeout(Duration::from_secs(10), job).await.expect("the job has its turn");
+    engine.shutdown().await;
+}
+
+#[tokio::test]
+async fn task_that_holds_something_moves_to_a_thread_before_queued_work() {
+    let engine = Arc::new(engine(1, 16));
+    let held = hold_threads(&engine, &engine.own, 1);
+    wait_until_taken(&engine);
+    let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let note = |name| {
+        let order = Arc::clone(&order);
+        move || order.lock().unwrap().push(name)
+    };
+    assert!(engine.leave_to_data(note("job")));
+    let tasks = [("asker", Rank::Asker), ("holder", Rank::Holder), ("second", Rank::Holder)];
+    for (name, rank) in tasks {
+        let (within, note) = (Arc::clone(&engine), note(name));
+        engine.own.begin_here(async move {
+            match rank {
+                Rank::Asker => within.ask_for_data_thread().await,
+                Rank::Holder => within.move_to_data_thread().await,
+            }
+            note();
+        });
+    }
+    drop(held);
+    engine.shutdown().await;
+    assert_eq!(*order.lock().unwrap(), ["holder", "job", "second", "asker"]);
+}
+
+#[tokio::test]
+async fn task_that_gives_way_goes_on_behind_queued_work() {
+    let engine = engine(1, 16);
+    let held = hold_threads(&engine, &engine.own, 1);
+    wait_until_taken(&engine);
+    let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let note = |name| {
+        let order = Arc::clone(&order);
+        move || order.lock().unwrap().push(name)
+    };
+    let (before, after) = (note("before"), note("after"));
+    let task = async move {
+        before();
+        Engine::give_way().await;
+        after();
+    };
+    engine.own.begin_data(task).await;
+    assert!(engine.leave_to_data(note("job")));
+    drop(held);
+    engine.shutdown().await;
+    assert_eq!(*order.lock().unwrap(), ["before", "job", "after"]);
+}
+
 #[tokio::test]
 async fn a_full_queue_of_one_client_delays_no_other() {
     let engine = engine(4, 1);

@@ -7,10 +7,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use io::{ByteRange, IoMode, Lengths, Mtime, RangeGuard, RangeUse};
+use io::{ByteRange, Engine, IoMode, Lengths, Mtime, RangeGuard, RangeUse};
 use rustix::fs::{Advice, FallocateFlags, SeekFrom, copy_file_range, fadvise, fallocate, seek};
 use rustix::io::Errno;
-use tokio::task::yield_now;
 
 use super::read_ahead::is_resident;
 use super::read_data::drop_behind;
@@ -263,9 +262,7 @@ impl Vfs {
             if copied < slice.count || count == whole.count || begun.elapsed() >= COPY_TIME_MAX {
                 return Ok(count);
             }
-            // A task that goes on in a lane goes behind the other work of its client
-            // (`Progress::Woken`). A thread that runs it to its end (`run_here`) goes on with it.
-            yield_now().await;
+            Engine::give_way().await;
             if !may_go_on().await {
                 return Ok(count);
             }

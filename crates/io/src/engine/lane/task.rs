@@ -7,7 +7,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use super::{Lanes, Shared, noting_wait, owing, rouse_owed};
+use super::noted::{Lanes, noting};
+use super::{Rank, Shared, owing, rouse_owed};
 use crate::engine::{ClientId, Task};
 
 /// A task and the lane that it is queued in when it is woken.
@@ -36,14 +37,13 @@ enum Stage {
 }
 
 /// The outcome of polling.
-#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Progress {
     /// It has ended, normally or by a panic, which the panic hook has reported.
     Ended,
     /// It waits; its waker queues it.
     Waits,
     /// It was woken meanwhile, and the caller is to queue it.
-    Woken,
+    Woken(Rank),
 }
 
 /// How long a thread looks for the end of a task's wait before it sleeps: a turn on a file takes
@@ -92,16 +92,16 @@ impl LaneTask {
         let waker = Waker::from(Arc::clone(self));
         let mut context = Context::from_waker(&waker);
         let poll = || catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(&mut context)));
-        let (polled, within) = noting_wait(poll);
+        let (polled, noted) = noting(poll);
         match polled {
             Ok(Poll::Pending) => {}
             Ok(Poll::Ready(())) | Err(_) => return Progress::Ended,
         }
         let mut state = self.lock();
-        state.elsewhere = self.elsewhere(within);
+        state.elsewhere = self.elsewhere(noted.within);
         if matches!(state.stage, Stage::Taken { woken: true }) {
             state.stage = Stage::Queued(task);
-            Progress::Woken
+            Progress::Woken(noted.rank)
         } else {
             state.stage = waits(task);
             Progress::Waits
@@ -114,7 +114,7 @@ impl LaneTask {
         loop {
             match owing(|| self.poll_and(|task| Stage::WaitsHere(task, thread::current()))) {
                 Progress::Ended => return true,
-                Progress::Woken => {}
+                Progress::Woken(_) => {}
                 Progress::Waits => {
                     rouse_owed();
                     if !self.is_woken_within(patience) {
@@ -180,7 +180,7 @@ impl Wake for LaneTask {
             }
             Arc::clone(state.elsewhere.as_ref().unwrap_or(&self.own))
         };
-        lane.push_task(self);
+        lane.push_task(self, Rank::Holder);
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
