@@ -21,7 +21,7 @@ use crate::time_slice::take_short_slices;
 pub(super) use asking::{ask_for_lane, give_way};
 use client_queue::{ClientQueue, Work};
 use noted::Noted;
-pub(super) use noted::{note_wait, noting};
+pub(super) use noted::{Destination, note_wait, noting};
 use owed::owing;
 pub(crate) use owed::rouse as rouse_owed;
 use task::{LaneTask, Progress};
@@ -250,7 +250,12 @@ impl Lane {
     pub(super) fn go_on(&self, client: ClientId, task: Task, noted: Noted) {
         let task = LaneTask::new(&self.shared, client, task);
         task.move_to(noted.within);
-        task.lane().push_task(task, noted.rank);
+        task.queue(noted.to);
+    }
+
+    /// A place in its queue.
+    pub(super) fn place(&self, rank: Rank) -> Destination {
+        Destination { lane: Some(Arc::clone(&self.shared)), rank }
     }
 
     /// Runs a task of a client on this thread, which serves the lane. See [`LaneTask::run_here`].
@@ -550,7 +555,7 @@ fn go_on(task: Arc<LaneTask>) {
 
 /// Polls a task on this thread, and queues it if it was woken meanwhile.
 fn poll(task: Arc<LaneTask>) {
-    if let Progress::Woken(rank) = task.poll() {
-        task.lane().push_task(task, rank);
+    if let Progress::Woken(to) = task.poll() {
+        task.queue(to);
     }
 }

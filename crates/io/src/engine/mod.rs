@@ -15,8 +15,8 @@ use std::pin::Pin;
 
 use crate::identity::{self, Identity};
 pub use lane::LaneKind;
-use lane::Rank;
 pub(crate) use lane::rouse_owed;
+use lane::{Destination, Rank};
 use share::Devices;
 pub use share::{Device, DeviceNumber, Holder, Share};
 
@@ -174,27 +174,27 @@ impl Engine {
         share.lanes().data.leave(share.client(), subject, job)
     }
 
-    /// For a task that was begun elsewhere and comes to where it may block: goes on on a data
-    /// thread, if it was begun by a [`Share`]. Any other goes on where it is, and hands over each
-    /// of its jobs.
+    /// For a task that comes to where it may block: goes on on a data thread until it waits for
+    /// something else, if it was begun by a [`Share`], also on a metadata thread. Any other goes on
+    /// where it is, and hands over each of its jobs.
     ///
     /// The task waits for its turn behind the work that its client has queued already. So it should
     /// hold nothing that others wait for; else see
     /// [`move_to_data_thread`](Self::move_to_data_thread).
     pub async fn ask_for_data_thread(&self) {
-        lane::ask_for_lane(LaneKind::Data, Rank::Asker).await;
+        go_to_data_thread(Rank::Asker).await;
     }
 
     /// As [`ask_for_data_thread`](Self::ask_for_data_thread), for a task that holds what others
     /// wait for, a file's lock perhaps: it comes before the work that its client has queued.
     pub async fn move_to_data_thread(&self) {
-        lane::ask_for_lane(LaneKind::Data, Rank::Holder).await;
+        go_to_data_thread(Rank::Holder).await;
     }
 
     /// As [`ask_for_data_thread`](Self::ask_for_data_thread), for a task that may block for names
-    /// and attributes: any thread of a lane will do.
+    /// and attributes: any thread of a lane will do. It goes on in the lane where it was begun.
     pub async fn ask_for_metadata_thread(&self) {
-        lane::ask_for_lane(LaneKind::Metadata, Rank::Asker).await;
+        lane::ask_for_lane(LaneKind::Metadata, || Destination::own(Rank::Asker)).await;
     }
 
     /// For a task that has more to do and holds nothing that others wait for: lets the work go
@@ -233,6 +233,13 @@ impl Engine {
             share.lanes().metadata.shutdown().await;
         }
     }
+}
+
+/// As [`lane::ask_for_lane`], for a thread of the device that the task is within the share of.
+async fn go_to_data_thread(rank: Rank) {
+    let place = |share: &Share| share.lanes().data.place(rank);
+    let to = || Share::with_current(place).unwrap_or(Destination::own(rank));
+    lane::ask_for_lane(LaneKind::Data, to).await;
 }
 
 impl fmt::Debug for Engine {

@@ -116,6 +116,11 @@ impl Share {
         CURRENT.with_borrow(Clone::clone)
     }
 
+    /// A property of that share; `None` where there is none.
+    pub(super) fn with_current<T>(get: impl FnOnce(&Self) -> T) -> Option<T> {
+        CURRENT.with_borrow(|share| share.as_ref().map(get))
+    }
+
     /// Whether the task that is polled on this thread does its work on this device.
     pub fn is_of(device: &Device) -> bool {
         let is_same = |share: &Self| share.device == *device;

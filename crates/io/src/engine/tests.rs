@@ -295,6 +295,57 @@ async fn content_is_not_waited_for_on_a_metadata_thread() {
     assert_eq!((names.as_str(), content.as_str()), ("spillway-meta-0", "spillway-data-0"));
 }
 
+#[tokio::test]
+async fn a_task_of_the_metadata_lane_goes_on_on_a_data_thread_until_it_waits() {
+    for begins_here in [false, true] {
+        let engine = Arc::new(engine(1, 8));
+        let (sender, reply) = oneshot::channel();
+        let within = Arc::clone(&engine);
+        let task = async move {
+            within.ask_for_data_thread().await;
+            let moved = thread_name();
+            let job = within.data(thread_name).await;
+            tokio::task::yield_now().await;
+            let back = thread_name();
+            within.move_to_data_thread().await;
+            sender.send([moved, job, back, thread_name()]).unwrap();
+        };
+        match begins_here {
+            true => engine.own.begin_metadata_here(task),
+            false => engine.own.begin_metadata(task).await,
+        }
+        let [data, meta] = ["spillway-data-0", "spillway-meta-0"];
+        assert_eq!(reply.await.unwrap(), [data, data, meta, data]);
+    }
+}
+
+#[tokio::test]
+async fn staying_task_that_asks_for_a_data_thread_moves_there_before_queued_work() {
+    let engine = Arc::new(engine(1, 8));
+    let held = hold_threads(&engine, &engine.own, 1);
+    wait_until_taken(&engine);
+    let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let note = |name| {
+        let order = Arc::clone(&order);
+        move || order.lock().unwrap().push((name, thread_name()))
+    };
+    assert!(engine.leave_to_data(note("job")));
+    let (within, share, note) = (Arc::clone(&engine), engine.own.clone(), note("task"));
+    let (left, has_left) = oneshot::channel();
+    assert!(engine.own.leave_to(LaneKind::Metadata, move || {
+        let task = async move {
+            within.move_to_data_thread().await;
+            within.data(note).await;
+        };
+        left.send(share.run_here(LaneKind::Metadata, task, Duration::from_secs(10))).unwrap();
+    }));
+    assert!(!has_left.await.unwrap(), "it leaves the thread");
+    drop(held);
+    engine.shutdown().await;
+    let data = || "spillway-data-0".to_owned();
+    assert_eq!(*order.lock().unwrap(), [("task", data()), ("job", data())]);
+}
+
 /// A task that notes the thread that it runs on before and after it waits for `gate`.
 fn waits_for(
     gate: &Arc<Notify>,

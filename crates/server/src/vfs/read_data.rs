@@ -241,14 +241,15 @@ impl Vfs {
         read.file.data().ranges.lock(range, range_use).await
     }
 
-    /// Runs what blocks on the disk, moving the whole call to a data thread if it can.
+    /// Runs what blocks on the disk, with pages that others may wait for, moving the whole call to
+    /// a data thread if it can.
     pub(super) async fn on_data_thread<T: Send + 'static>(
         &self,
         root: &ExportRoot,
         job: impl FnOnce() -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
         root.counters.add(Counter::ReadsQueued, 1);
-        self.engine.ask_for_data_thread().await;
+        self.engine.move_to_data_thread().await;
         self.engine.data(job).await
     }
 

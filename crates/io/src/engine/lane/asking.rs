@@ -6,14 +6,16 @@ use std::task::Poll;
 use std::time::Instant;
 
 use super::super::wait;
-use super::noted::note_ask;
+use super::noted::{Destination, note_ask};
 use super::{LaneKind, MAY_WAIT, Rank, may_block_here};
 
 /// Resolves at once on a thread that may block for as long as `purpose` takes, if only for another
 /// device: a task hands over what waits for the disks of others. Elsewhere, and in a task that
-/// others wait for within [`wake_here`](super::wake_here), it is pending once, so that a task that
-/// goes on in a lane moves there; any other goes on where it is.
-pub(in crate::engine) async fn ask_for_lane(purpose: LaneKind, rank: Rank) {
+/// others wait for within [`wake_here`](super::wake_here), it is pending once, so that a task of a
+/// lane goes on there, until it waits for something else; any other goes on where it is.
+///
+/// `to` is its place in the queue, made only if it is pending.
+pub(in crate::engine) async fn ask_for_lane(purpose: LaneKind, to: impl Fn() -> Destination) {
     let mut asked: Option<Instant> = None;
     poll_fn(|context| {
         if let Some(asked) = asked {
@@ -27,7 +29,7 @@ pub(in crate::engine) async fn ask_for_lane(purpose: LaneKind, rank: Rank) {
             return Poll::Ready(());
         }
         asked = Some(Instant::now());
-        note_ask(rank);
+        note_ask(to());
         context.waker().wake_by_ref();
         Poll::Pending
     })
@@ -42,7 +44,7 @@ pub(in crate::engine) async fn give_way() {
         if replace(&mut has_given_way, true) {
             return Poll::Ready(());
         }
-        note_ask(Rank::Asker);
+        note_ask(Destination::own(Rank::Asker));
         context.waker().wake_by_ref();
         Poll::Pending
     })

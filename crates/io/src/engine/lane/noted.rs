@@ -31,12 +31,25 @@ pub(in crate::engine) struct Noted {
     /// The lanes of the device within whose share it waits, where that is another than the one of
     /// its lane.
     pub(super) within: Option<Lanes>,
-    /// Its place there, if it was woken while it was polled.
-    pub(super) rank: Rank,
+    pub(super) to: Destination,
 }
 
 impl Noted {
-    const NOTHING: Self = Self { within: None, rank: Rank::Holder };
+    const NOTHING: Self = Self { within: None, to: Destination::own(Rank::Holder) };
+}
+
+/// The queue for a task that was woken while it was polled, and its rank there.
+pub(in crate::engine) struct Destination {
+    /// The lane that it has asked for, if that need not be its own.
+    pub(super) lane: Option<Arc<Shared>>,
+    pub(super) rank: Rank,
+}
+
+impl Destination {
+    /// A place in whichever lane the task goes on in.
+    pub(in crate::engine) const fn own(rank: Rank) -> Self {
+        Self { lane: None, rank }
+    }
 }
 
 /// Notes that the task which is being polled waits within a share of the device of these lanes.
@@ -49,9 +62,9 @@ pub(in crate::engine) fn note_wait(data: &Lane, metadata: &Lane) {
 }
 
 /// Notes that the task which is being polled, and wakes itself, asks for this place.
-pub(super) fn note_ask(rank: Rank) {
+pub(super) fn note_ask(to: Destination) {
     let noted = NOTED.replace(Noted::NOTHING);
-    NOTED.set(Noted { rank, ..noted });
+    NOTED.set(Noted { to, ..noted });
 }
 
 /// Polls a task by `poll`. Returns also what it has noted.

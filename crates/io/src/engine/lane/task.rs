@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use super::noted::{Lanes, noting};
+use super::noted::{Destination, Lanes, noting};
 use super::{Rank, Shared, owing, rouse_owed};
 use crate::engine::{ClientId, Task};
 
@@ -43,7 +43,7 @@ pub(super) enum Progress {
     /// It waits; its waker queues it.
     Waits,
     /// It was woken meanwhile, and the caller is to queue it.
-    Woken(Rank),
+    Woken(Destination),
 }
 
 /// How long a thread looks for the end of a task's wait before it sleeps: a turn on a file takes
@@ -76,6 +76,11 @@ impl LaneTask {
         within.map(|lanes| lanes.of(self.own.purpose))
     }
 
+    /// Queues it. Only for the one that has polled it, or has made it.
+    pub(super) fn queue(self: Arc<Self>, to: Destination) {
+        to.lane.unwrap_or_else(|| self.lane()).push_task(self, to.rank);
+    }
+
     pub(super) fn client(&self) -> ClientId {
         self.client
     }
@@ -101,7 +106,7 @@ impl LaneTask {
         state.elsewhere = self.elsewhere(noted.within);
         if matches!(state.stage, Stage::Taken { woken: true }) {
             state.stage = Stage::Queued(task);
-            Progress::Woken(noted.rank)
+            Progress::Woken(noted.to)
         } else {
             state.stage = waits(task);
             Progress::Waits
@@ -109,11 +114,17 @@ impl LaneTask {
     }
 
     /// Polls it on this thread until it has ended, and waits here when it waits, at most `patience`
-    /// each time; then it goes on in its lane. Returns whether it has ended.
+    /// each time; then it goes on in its lane. One that asks for another lane goes on there at
+    /// once. Returns whether it has ended.
     pub(super) fn run_here(self: &Arc<Self>, patience: Duration) -> bool {
         loop {
             match owing(|| self.poll_and(|task| Stage::WaitsHere(task, thread::current()))) {
                 Progress::Ended => return true,
+                // Jobs that it handed over from here would be behind all work of its client there.
+                Progress::Woken(to) if to.lane.is_some() => {
+                    Arc::clone(self).queue(to);
+                    return false;
+                }
                 Progress::Woken(_) => {}
                 Progress::Waits => {
                     rouse_owed();
