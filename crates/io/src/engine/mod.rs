@@ -197,6 +197,12 @@ impl Engine {
         lane::ask_for_lane(LaneKind::Metadata, || Destination::own(Rank::Asker)).await;
     }
 
+    /// As [`move_to_data_thread`](Self::move_to_data_thread), for a task that may block for names
+    /// and attributes: any thread of a lane will do. It goes on in the lane where it was begun.
+    pub async fn move_to_metadata_thread(&self) {
+        lane::ask_for_lane(LaneKind::Metadata, || Destination::own(Rank::Holder)).await;
+    }
+
     /// For a task that has more to do and holds nothing that others wait for: lets the work go
     /// first that its client has queued already.
     pub async fn give_way() {

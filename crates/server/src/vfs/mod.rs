@@ -3,6 +3,8 @@
 
 mod access;
 mod attr;
+#[cfg(test)]
+mod busy_client;
 mod copy;
 mod descriptors;
 mod fsinfo;
@@ -475,6 +477,10 @@ impl Vfs {
         guard: ExclusiveGuard,
         lengths: Lengths,
     ) -> Result<Change, Status> {
+        if !file.root().attributes_in_memory {
+            // The job that reads them would be behind all work of its client.
+            Box::pin(self.engine.move_to_metadata_thread()).await;
+        }
         let before = self.live_attributes(file).await?;
         Ok(Change::begin(guard, before, lengths))
     }

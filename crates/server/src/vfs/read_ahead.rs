@@ -284,15 +284,13 @@ mod tests {
     use io::{DioAlign, IoMode};
     use rustix::fs::{Advice, OFlags, fadvise};
 
-    use super::super::readable::{Readable, open, serve};
+    use super::super::readable::{Readable, block_data_threads, open, serve};
     use super::*;
     use crate::inode_cache::Inode;
     use crate::skip::skip_in_ci_too;
 
     const FILE_BYTES: usize = (2 << 20) + 1000;
     const TRANSFER: usize = 47_008;
-    /// More than one client gets.
-    const DATA_THREADS: usize = 44;
 
     /// READs the file in sequence; whether the last one is answered from what was read ahead.
     async fn stream(vfs: &Vfs, file: &Arc<Inode>) -> bool {
@@ -364,14 +362,7 @@ mod tests {
         let [busy, other] = [1, 2].map(|client| Share::new(&device, client));
         // Opens what is read through.
         busy.clone().run(ahead(&reads[0])).await;
-        let mut releases = Vec::new();
-        let entered = busy.enter();
-        for _ in 0..DATA_THREADS {
-            let (release, blocked) = std::sync::mpsc::channel::<()>();
-            assert!(vfs.engine.leave_to_data(move || assert!(blocked.recv().is_err())));
-            releases.push(release);
-        }
-        drop(entered);
+        let releases = block_data_threads(vfs, &busy);
         let moment = Duration::from_millis(500);
         let own = tokio::time::timeout(moment, busy.run(ahead(&reads[1]))).await;
         if own.is_ok() {

@@ -3,12 +3,15 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
 
-use io::{ByteRange, FileVersion, Identity, IoMode, IoPolicy};
+use io::{ByteRange, FileVersion, Identity, IoMode, IoPolicy, Share};
 use rustix::fs::Mode;
 
 use super::Vfs;
 use super::read_data::Read;
+use crate::export::{Flavor, Object, Peer, Purpose};
 use crate::fs::{Caller, OpenedFor, PATH_ONLY};
 use crate::inode_cache::{Attributes, Inode, InodeKey, Permitted, Reading};
 use crate::server::Server;
@@ -27,9 +30,7 @@ impl Readable {
     /// A file as it is now.
     pub(super) async fn of(vfs: &Vfs, file: &Arc<Inode>) -> Self {
         let live = vfs.live_attributes(file).await.unwrap();
-        let (groups, opened, identity) = ([].into(), OpenedFor::default(), Identity::Server);
-        let caller =
-            Caller { uid: 0, gid: 0, groups, read_only: true, opened, client: None, identity };
+        let caller = Caller { read_only: true, ..root_caller() };
         let permitted = Permitted::check(&caller, file, &live, &vfs.engine).await.unwrap();
         let changed = (live.ctime.seconds, live.ctime.nanoseconds);
         let version = FileVersion { changed, size: live.size, changes: file.changes() };
@@ -65,3 +66,44 @@ pub(super) async fn open(server: &Server, path: &Path) -> Arc<Inode> {
     let room = vfs.room(&InodeKey::new(&root, handle), root.device()).await;
     vfs.inode_cache.add(root, handle, attributes.file_type, (fd, room))
 }
+
+/// An open object as the export of the server shows it to this machine.
+pub(super) fn object(server: &Server, file: &Inode) -> Object {
+    let exports = server.service().exports.load_full();
+    let export = exports.table.iter().next().unwrap();
+    let peer = Peer { address: "127.0.0.1:700".parse().unwrap(), purpose: Purpose::Data };
+    exports.admit(export, &peer, Flavor::Sys).unwrap().root().found(*file.handle())
+}
+
+/// The user root, who acts as the server's own user.
+pub(super) fn root_caller() -> Caller {
+    let (groups, opened, identity) = ([].into(), OpenedFor::default(), Identity::Server);
+    Caller { uid: 0, gid: 0, groups, read_only: false, opened, client: None, identity }
+}
+
+/// Occupies the data threads that a client may have with jobs of it that end when the senders are
+/// dropped; more of them wait in its queue. No thread is free for the client when this returns.
+pub(super) fn block_data_threads(vfs: &Vfs, client: &Share) -> Vec<Sender<()>> {
+    let _entered = client.enter();
+    let (taken, reports) = channel();
+    let block = |_| {
+        let ((release, blocked), taken) = (channel::<()>(), taken.clone());
+        let job = move || {
+            // The reports of jobs that come from the queue later are not waited for.
+            let _ = taken.send(());
+            assert!(blocked.recv().is_err());
+        };
+        assert!(vfs.engine.leave_to_data(job));
+        release
+    };
+    let releases = (0..DATA_THREADS).map(block).collect();
+    for _ in 0..CLIENT_THREADS {
+        reports.recv_timeout(Duration::from_secs(20)).expect("a thread takes the job");
+    }
+    releases
+}
+
+/// Those of a server by default.
+const DATA_THREADS: usize = 44;
+/// Those that the engine gives to one client.
+const CLIENT_THREADS: usize = DATA_THREADS - DATA_THREADS / 4;

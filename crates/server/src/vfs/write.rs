@@ -153,7 +153,7 @@ impl Vfs {
         change: Change,
         request: Box<WriteRequest>,
     ) -> WriteTurn {
-        self.engine.ask_for_data_thread().await;
+        self.engine.move_to_data_thread().await;
         let turn = unperformed(file, &change, request.flush);
         match self.perform_alone(file, change, request).await {
             Ok((attributes, result)) => WriteTurn { attributes, result, ..turn },

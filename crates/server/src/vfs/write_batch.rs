@@ -87,7 +87,7 @@ impl Vfs {
             let (_, request) = requests.remove(0);
             return vec![self.take_turn(file, change, request).await];
         }
-        self.engine.ask_for_data_thread().await;
+        self.engine.move_to_data_thread().await;
         let timer = self.timer(file.root(), CallKind::Write);
         let strongest = requests.iter().filter_map(|(_, request)| request.flush).max();
         let flushes = requests.iter().map(|(_, request)| request.flush.and(strongest));

@@ -1,0 +1,108 @@
+//! Work of a client that has all its data threads at work, beside that of another client.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use io::{Share, WriteData};
+use tempfile::TempDir;
+use tokio::sync::oneshot;
+
+use super::Stability;
+use super::readable::{block_data_threads, object, open, root_caller};
+use crate::export::Object;
+use crate::inode_cache::Inode;
+use crate::server::Server;
+use crate::service::Service;
+use crate::test_server::{config, directory};
+use crate::trace::CallId;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const WRITE_BYTES: usize = 4096;
+/// Fewer than the jobs in the queue of the busy client: a task behind them gets no thread.
+const FREED_MAX: usize = 8;
+
+struct Rig {
+    server: Server,
+    busy: Share,
+    other: Share,
+    /// Dropped, the data threads of the busy client are free, one after the other.
+    blocked: Vec<Sender<()>>,
+    dir: TempDir,
+}
+
+impl Rig {
+    async fn new() -> Self {
+        let dir = directory();
+        let server = Server::start(config(dir.path(), "", "")).await.unwrap();
+        let root = crate::test_server::root(&server);
+        let device = server.service().engine.device(root.device());
+        let [busy, other] = [1, 2].map(|client| Share::new(&device, client));
+        let blocked = block_data_threads(&server.service().vfs, &busy);
+        Self { server, busy, other, blocked, dir }
+    }
+
+    fn service(&self) -> Arc<Service> {
+        Arc::clone(self.server.service())
+    }
+
+    /// A file of 1 MiB.
+    async fn file(&self) -> (Object, Arc<Inode>) {
+        let path: PathBuf = self.dir.path().join("export/f");
+        std::fs::File::create_new(&path).unwrap().set_len(1 << 20).unwrap();
+        let file = open(&self.server, &path).await;
+        (object(&self.server, &file), file)
+    }
+
+    /// Begins a WRITE as a connection of `client` does.
+    fn begin_write(&self, client: &Share, file: &(Object, Arc<Inode>)) -> oneshot::Receiver<()> {
+        let (service, (object, file)) = (self.service(), file.clone());
+        let (ended, end) = oneshot::channel();
+        client.begin_here(async move {
+            let (caller, call, target) = (root_caller(), CallId::local(1, 1), (&object, &file));
+            let buffer = service.take_buffer(WRITE_BYTES).await.unwrap();
+            let data = &mut Some(WriteData::new(buffer, 0, WRITE_BYTES));
+            let write = service.vfs.write(&caller, target, call, 0, data, Stability::Unstable);
+            assert_eq!(write.await.result.map(|done| done.count), Ok(WRITE_BYTES));
+            ended.send(()).unwrap();
+        });
+        end
+    }
+
+    /// Frees data threads of the busy client, one after the other, until a task has ended: the
+    /// first one may take a job before the task that holds something is in the queue.
+    async fn ends_before_the_backlog<T>(&mut self, mut end: oneshot::Receiver<T>) -> T {
+        for _ in 0..FREED_MAX {
+            drop(self.blocked.remove(0));
+            if let Ok(ended) = tokio::time::timeout(PATIENCE / 10, &mut end).await {
+                return ended.unwrap();
+            }
+        }
+        panic!("it waits for the backlog of the busy client");
+    }
+}
+
+async fn ended<T>(end: oneshot::Receiver<T>, reason: &str) -> T {
+    tokio::time::timeout(PATIENCE, end).await.expect(reason).unwrap()
+}
+
+async fn wait_until_locked(file: &Inode) {
+    let locked = async {
+        while file.lock.try_exclusive().is_some() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, locked).await.expect("the file is locked");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn write_that_has_locked_its_file_does_not_wait_for_the_backlog_of_its_client() {
+    let mut rig = Rig::new().await;
+    let file = rig.file().await;
+    let write = rig.begin_write(&rig.busy, &file);
+    wait_until_locked(&file.1).await;
+    let others = rig.begin_write(&rig.other, &file);
+    rig.ends_before_the_backlog(others).await;
+    ended(write, "it has ended").await;
+}
