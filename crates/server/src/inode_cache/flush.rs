@@ -29,6 +29,8 @@ impl Inode {
             return Ok(());
         }
         let covered = self.state.changes();
+        // Other flushes wait for this one, and would for all work of its client.
+        engine.move_to_data_thread().await;
         let file = Arc::clone(self);
         let result = engine.data(move || file.flush_now(what)).await;
         if let Err(status) = result {

@@ -9,10 +9,10 @@ use io::{Share, WriteData};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
-use super::Stability;
 use super::readable::{block_data_threads, object, open, root_caller};
+use super::{Allocation, Stability};
 use crate::export::Object;
-use crate::inode_cache::Inode;
+use crate::inode_cache::{Flush, Inode};
 use crate::server::Server;
 use crate::service::Service;
 use crate::test_server::{config, directory};
@@ -70,6 +70,19 @@ impl Rig {
         end
     }
 
+    /// Begins `work` as a task of the busy client that goes on on a metadata thread, as a COMPOUND
+    /// with other operations before it.
+    fn begin<T>(&self, work: impl Future<Output = T> + Send + 'static) -> oneshot::Receiver<T>
+    where
+        T: Send + 'static,
+    {
+        let (ended, end) = oneshot::channel();
+        self.busy.begin_metadata_here(async move {
+            drop(ended.send(work.await));
+        });
+        end
+    }
+
     /// Frees data threads of the busy client, one after the other, until a task has ended: the
     /// first one may take a job before the task that holds something is in the queue.
     async fn ends_before_the_backlog<T>(&mut self, mut end: oneshot::Receiver<T>) -> T {
@@ -105,4 +118,37 @@ async fn write_that_has_locked_its_file_does_not_wait_for_the_backlog_of_its_cli
     let others = rig.begin_write(&rig.other, &file);
     rig.ends_before_the_backlog(others).await;
     ended(write, "it has ended").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn deallocate_that_has_locked_its_file_does_not_wait_for_the_backlog_of_its_client() {
+    let mut rig = Rig::new().await;
+    let (service, file) = (rig.service(), rig.file().await);
+    let object = file.0.clone();
+    let deallocate = rig.begin(async move {
+        let (range, allocation) = ((0, 4096), Allocation::Deallocate);
+        service.vfs.allocate(&root_caller(), &object, range, allocation).await
+    });
+    wait_until_locked(&file.1).await;
+    let others = rig.begin_write(&rig.other, &file);
+    rig.ends_before_the_backlog(others).await;
+    ended(deallocate, "it has ended").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn flush_that_others_wait_for_does_not_wait_for_the_backlog_of_its_client() {
+    let mut rig = Rig::new().await;
+    let (_, file) = rig.file().await;
+    file.note_change();
+    let flush = || {
+        let (service, file) = (rig.service(), Arc::clone(&file));
+        async move { file.flush(&service.engine, Flush::All).await }
+    };
+    // It has the lock of flushes when this returns, and would have handed its job over.
+    let flushed = rig.begin(flush());
+    let (sender, others) = oneshot::channel();
+    let work = flush();
+    rig.other.begin_here(async move { sender.send(work.await).unwrap() });
+    rig.ends_before_the_backlog(others).await.unwrap();
+    ended(flushed, "it has ended").await.unwrap();
 }

@@ -380,12 +380,13 @@ impl Vfs {
         result.and(settled)
     }
 
-    /// Runs a blocking operation on data as the caller.
+    /// Runs a blocking operation on data as the caller, within a change.
     async fn in_data_lane<T: Send + 'static>(
         &self,
         caller: &Caller,
         job: impl FnOnce() -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
+        self.engine.move_to_data_thread().await;
         let done = self.engine.data_as(caller.identity.clone(), job).await;
         done.unwrap_or_else(|error| Err(Status::no_identity(&error)))
     }
