@@ -251,11 +251,14 @@ impl Service {
         call: Delegate,
     ) -> Result<Stateid, NotDelegated> {
         let local_conflicts = self.local_conflicts.clone().ok_or(NotDelegated::Resource)?;
-        let guard = inode.lock.try_exclusive().ok_or(NotDelegated::Contention)?;
         let (state, held, now) =
             (Arc::clone(&self.state), Arc::clone(&self.held_files), self.now());
         let inode = Arc::clone(inode);
-        let job = move || held.delegate((&state, &local_conflicts), &inode, guard, &call, now);
+        let job = move || {
+            // Not before a thread has the job, or changes would wait for it in the queue.
+            let guard = inode.lock.try_exclusive().ok_or(NotDelegated::Contention)?;
+            held.delegate((&state, &local_conflicts), &inode, guard, &call, now)
+        };
         self.engine.data(job).await
     }
 

@@ -6,15 +6,19 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use io::{Share, WriteData};
+use proto::nfs4::{ClientId, FileHandle};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
 use super::readable::{block_data_threads, object, open, root_caller};
 use super::{Allocation, Stability};
 use crate::export::Object;
+use crate::held_files::{export_id, file_id};
 use crate::inode_cache::{Flush, Inode};
 use crate::server::Server;
 use crate::service::Service;
+use crate::skip::skip_in_ci_too;
+use crate::state::Delegate;
 use crate::test_server::{config, directory};
 use crate::trace::CallId;
 
@@ -151,4 +155,28 @@ async fn flush_that_others_wait_for_does_not_wait_for_the_backlog_of_its_client(
     rig.other.begin_here(async move { sender.send(work.await).unwrap() });
     rig.ends_before_the_backlog(others).await.unwrap();
     ended(flushed, "it has ended").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn delegation_that_waits_for_a_thread_locks_no_file() {
+    let mut rig = Rig::new().await;
+    let (service, file) = (rig.service(), rig.file().await);
+    if !service.gives_delegations() {
+        return skip_in_ci_too("no delegations are given here");
+    }
+    let inode = Arc::clone(&file.1);
+    let call = Delegate {
+        client: ClientId(1),
+        file: file_id(&inode),
+        export: export_id(&inode),
+        object: FileHandle::new(b"handle").unwrap(),
+        user: 0,
+        is_reclaim: false,
+    };
+    // Its job is in the queue when this returns.
+    let delegation = rig.begin(async move { service.delegate(&inode, call).await.is_ok() });
+    let others = rig.begin_write(&rig.other, &file);
+    ended(others, "nothing is locked").await;
+    rig.blocked.clear();
+    ended(delegation, "it goes on").await;
 }
