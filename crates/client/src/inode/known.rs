@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use proto::nfs3::Attributes;
 
-use crate::cache::attributes::{self, AttributeCache, AttributeTimeouts};
+use crate::cache::attributes::{self, AttributeCache, AttributeTimeouts, Effect};
 use crate::cache::change::{Attribution, Change, ChangeTracker, Moment};
 
 /// The attributes of an object, and the order and attribution of its changes.
@@ -58,7 +58,8 @@ impl Known {
 
     /// For a call to be sent now.
     pub(super) fn sending(&mut self) -> Sent {
-        Sent::InOrder(self.tracker.moment(), self.attributes.sending(Instant::now()))
+        let sent = self.attributes.sending(Instant::now(), Effect::Nothing);
+        Sent::InOrder(self.tracker.moment(), sent)
     }
 
     /// For a call to be sent now.
@@ -90,11 +91,24 @@ impl Known {
         let from = self.tracker.known();
         let (moment, sent) = self.in_order(sent);
         let attribution = self.tracker.observe(attributes, moment);
-        if !self.tracker.is_past(attributes) {
-            self.attributes.learn(attributes, sent);
-        }
+        self.learn(attributes, sent, attribution);
         self.disturbed_at = Instant::now();
         (attribution, from, self.tracker.known())
+    }
+
+    /// Updates the attributes from the reply to a call, after the tracker.
+    pub(super) fn learn(
+        &mut self,
+        attributes: &Attributes,
+        sent: attributes::Sent,
+        attribution: Attribution,
+    ) {
+        let is_accepted =
+            !self.tracker.is_past(attributes) && self.attributes.learn(attributes, sent);
+        if !is_accepted && attribution == Attribution::Foreign {
+            // Another client may have made the file shorter between two replies of one tick.
+            self.attributes.expire();
+        }
     }
 
     /// The place of a call in the order of the object's events. A call sent at a time comes after
@@ -103,7 +117,7 @@ impl Known {
         match sent {
             Sent::InOrder(moment, sent) => (moment, sent),
             Sent::At(at) if at > self.disturbed_at => {
-                (self.tracker.moment(), self.attributes.sending(at))
+                (self.tracker.moment(), self.attributes.sending(at, Effect::Nothing))
             }
             Sent::At(at) => (Moment::BEFORE_ALL, attributes::Sent::before_all(at)),
         }

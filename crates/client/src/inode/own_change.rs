@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::{Attribution, Inode};
 use crate::Result;
-use crate::cache::attributes;
+use crate::cache::attributes::{self, Effect};
 use crate::cache::change::{Change, Evidence, OwnCall};
 
 /// A modifying call of this client in flight. Dropped without [`finish`](Self::finish), it counts
@@ -45,10 +45,7 @@ impl OwnChange {
             None => known.tracker.refuse(call),
         };
         match evidence.as_ref().map(Evidence::attributes) {
-            Some(Some(after)) if known.tracker.is_past(after) => {}
-            Some(Some(after)) => {
-                known.attributes.learn(after, sent);
-            }
+            Some(Some(after)) => known.learn(after, sent, attribution),
             Some(None) => known.attributes.expire(),
             None => {}
         }
@@ -109,10 +106,21 @@ impl Drop for NameChange<'_> {
 }
 
 impl Inode {
-    /// To be called before a call is sent that changes this object.
+    /// To be called before a call is sent that changes this object; for a WRITE,
+    /// [`begin_write`](Self::begin_write).
     pub(crate) fn begin_change(self: &Arc<Self>) -> OwnChange {
+        self.begin_call(Effect::Change)
+    }
+
+    /// To be called before a WRITE of this file is sent.
+    pub(crate) fn begin_write(self: &Arc<Self>) -> OwnChange {
+        self.begin_call(Effect::Growth)
+    }
+
+    fn begin_call(self: &Arc<Self>, effect: Effect) -> OwnChange {
         let mut known = self.known();
-        let (call, sent) = (known.tracker.begin(), known.attributes.sending(Instant::now()));
+        let sent = known.attributes.sending(Instant::now(), effect);
+        let call = known.tracker.begin();
         known.disturbed_at = Instant::now();
         OwnChange { inode: Arc::clone(self), call, sent }
     }

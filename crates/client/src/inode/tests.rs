@@ -3,7 +3,9 @@
 use std::sync::mpsc;
 use std::thread;
 
-use proto::nfs3::{Procedure, RenameOk, SetattrOk, Time, WccData};
+use proto::nfs3::{
+    Procedure, RenameOk, SetattrOk, StableHow, Time, WccData, WriteOk, WriteVerifier,
+};
 
 use super::*;
 use crate::MountOptions;
@@ -113,4 +115,31 @@ fn an_own_rename_after_a_refused_call_keeps_the_caches() {
     let after = Attributes { mtime: changed_at(1).mtime, ..changed_at(2) };
     inode.note(Some(&after), inode.sent());
     assert!(inode.opened(), "the caches are valid");
+}
+
+#[test]
+fn attributes_from_before_a_write_in_the_same_tick_are_not_taken_for_later_ones() {
+    let before = changed_at(1);
+    let after = Attributes { size: 4, ..before };
+    let written = Ok(WriteOk {
+        wcc: WccData { before: Some((&before).into()), after: Some(after) },
+        count: 4,
+        committed: StableHow::FileSync,
+        verifier: WriteVerifier::default(),
+    });
+    for is_answered_first in [true, false] {
+        let inode = inode(Arc::default());
+        let write = inode.begin_write();
+        // The server executes this call before the WRITE.
+        let overtaking = inode.sent();
+        let evidence = |written: &_| Evidence::of_write(written, inode.superblock().write_pairs());
+        if is_answered_first {
+            inode.note(Some(&before), overtaking);
+            write.finish(&written, evidence);
+        } else {
+            write.finish(&written, evidence);
+            inode.note(Some(&before), overtaking);
+        }
+        assert_eq!(inode.fresh_attributes(), Some(after));
+    }
 }

@@ -35,7 +35,7 @@ impl WriteCalls {
 
 impl WriteTarget for WriteCalls {
     async fn write(&self, offset: u64, data: Bytes, stable: StableHow) -> Result<WriteOk> {
-        let change = self.inode.upgrade().map(|inode| inode.begin_change());
+        let change = self.inode.upgrade().map(|inode| inode.begin_write());
         let written = self.nfs.write(self.file, offset, data, stable).await;
         if let Some(change) = change {
             let inode = Arc::clone(change.inode());
