@@ -472,7 +472,7 @@ impl Node {
             caller.revalidate(&self.inode).await?;
             // Another client may have cut the file in front of what this one has written.
             self.inode.written()?.foreign_change_readable().await;
-        } else if self.inode.written()?.is_clean() && self.inode.fresh_attributes().is_none() {
+        } else if self.inode.fresh_attributes().is_none() {
             caller.revalidate(&self.inode).await?;
         }
         let has_settled = self.has_settled();

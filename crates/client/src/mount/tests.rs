@@ -828,6 +828,29 @@ async fn a_lookup_that_newer_attributes_of_the_directory_have_overtaken_is_not_b
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_append_to_a_dirty_file_whose_attributes_have_expired_is_at_its_end() {
+    let long = Duration::from_hours(1);
+    let options = MountOptions {
+        file_attributes_min: long,
+        file_attributes_max: long,
+        ..MountOptions::default()
+    };
+    let (peer, operations) = Peer::mounted_with(options).await;
+    let node = looked_up(&operations).await;
+    let fh = opened(&operations, node, 0).await;
+    append(&operations, node, fh, 0).await;
+    append(&operations, node, fh, 4).await;
+    let of_mount = peer.calls(&[Procedure::Getattr]).len();
+    assert_eq!(of_mount, 1, "the attributes are valid while the file is dirty");
+    // The replies to WRITE and COMMIT have no attributes.
+    assert!(operations.sync(fh).await.is_ok());
+    write(&operations, node, fh).await;
+    append(&operations, node, fh, 8).await;
+    assert!(operations.sync(fh).await.is_ok());
+    assert_eq!(peer.size(), 12);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_append_behind_one_whose_writer_was_killed_is_not_laid_over_it() {
     let (peer, operations) = Peer::mounted().await;
     let node = looked_up(&operations).await;
