@@ -147,6 +147,12 @@ impl AttributeCache {
         (!self.fresh_for(now).is_zero()).then_some(&self.attributes)
     }
 
+    /// Whether the attributes expired before their time.
+    #[must_use]
+    pub(crate) fn has_expired_early(&self) -> bool {
+        self.expired.is_some()
+    }
+
     /// Time until the attributes expire.
     #[must_use]
     pub(crate) fn fresh_for(&self, now: Instant) -> Duration {

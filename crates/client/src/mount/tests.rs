@@ -851,6 +851,34 @@ async fn an_append_to_a_dirty_file_whose_attributes_have_expired_is_at_its_end()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_append_that_asks_for_the_size_beside_a_write_is_behind_that() {
+    let (peer, operations) = Peer::mounted().await;
+    let node = looked_up(&operations).await;
+    let fh = opened(&operations, node, 0).await;
+    append(&operations, node, fh, 0).await;
+    // The replies to WRITE and COMMIT have no attributes.
+    assert!(operations.sync(fh).await.is_ok());
+    let data = Bytes::from_static(b"data");
+    assert!(operations.write(&request(node, 0), fh, 4, 0, 0, &data).await.is_ok());
+    let getattrs = || peer.calls(&[Procedure::Getattr]).len();
+    let before = getattrs();
+    peer.hold(Procedure::Getattr);
+    let appending = Arc::clone(&operations);
+    let appended = tokio::spawn(async move { append(&appending, node, fh, 8).await });
+    within(async {
+        while getattrs() == before {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert!(within(operations.sync(fh)).await.is_ok());
+    peer.release();
+    within(appended).await.unwrap();
+    assert!(operations.sync(fh).await.is_ok());
+    assert_eq!(peer.size(), 12);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_append_behind_one_whose_writer_was_killed_is_not_laid_over_it() {
     let (peer, operations) = Peer::mounted().await;
     let node = looked_up(&operations).await;
