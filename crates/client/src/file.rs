@@ -39,7 +39,8 @@ impl OpenFlags {
 
 /// An open regular file. A write error is reported to each open file of the inode once.
 ///
-/// [`close`](Self::close) a file after writing: drop loses no data, but reports no errors.
+/// [`close`](Self::close) a file after writing: drop loses no data within a Tokio runtime, but
+/// leaves write errors for the next open and for [`FileSystem::sync`](crate::FileSystem::sync).
 pub struct File {
     inode: Arc<Inode>,
     flags: OpenFlags,

@@ -70,21 +70,17 @@ impl Hold {
         }
     }
 
-    /// Ends the hold. The last one of a removed file removes its silly rename, also if this is
-    /// dropped.
+    /// Ends the hold. The last one commits what was written, by this or another, and removes the
+    /// silly rename of a removed file, also if this is dropped.
     pub(crate) async fn end(mut self) {
-        if let Some(removals) = self.count_end() {
-            let inode = Arc::clone(&self.inode);
-            let remove = async move {
-                remove_unless_held(inode).await;
-                drop(removals);
-            };
-            to_the_end(self.inode.superblock(), remove).await;
+        if let Some(rest) = self.count_end() {
+            to_the_end(self.inode.superblock(), rest).await;
         }
     }
 
-    /// Counts the end, once. Begins the removals if there is something to remove.
-    fn count_end(&mut self) -> Option<Vec<InProgress>> {
+    /// Counts the end, once. Returns what the last hold has to do, if that is anything. The
+    /// removals begin at once.
+    fn count_end(&mut self) -> Option<impl Future<Output = ()> + Send + use<>> {
         if std::mem::replace(&mut self.is_ended, true) {
             return None;
         }
@@ -92,25 +88,32 @@ impl Hold {
         let mut opens = lock(&file.opens);
         opens.holds -= 1;
         superblock.file_closed();
-        let has_ended = opens.holds == 0 && !opens.silly_renames.is_empty();
-        has_ended.then(|| begin_all(&opens.silly_renames))
+        if opens.holds > 0 || (opens.silly_renames.is_empty() && file.written.is_clean()) {
+            return None;
+        }
+        let (removals, inode) = (begin_all(&opens.silly_renames), Arc::clone(&self.inode));
+        Some(async move {
+            // A COMMIT behind the REMOVE would fail, as if data of the file were lost.
+            if let Ok(written) = inode.written() {
+                written.commit().await;
+            }
+            remove_unless_held(inode).await;
+            drop(removals);
+        })
     }
 }
 
+/// A hold that is dropped before its [`end`](Hold::end), as by a file that is not closed. The inode
+/// stays until the data is committed: it must be found by the next open and the next sync.
 impl Drop for Hold {
     fn drop(&mut self) {
-        if let Some(removals) = self.count_end()
+        if let Some(rest) = self.count_end()
             && let Ok(runtime) = Handle::try_current()
         {
-            let inode = Arc::clone(&self.inode);
-            let closing = inode.superblock().begin_close();
+            let closing = self.inode.superblock().begin_close();
             runtime.spawn(async move {
-                // A COMMIT behind the REMOVE would fail, as if data of the file were lost.
-                if let Ok(written) = inode.written() {
-                    written.commit().await;
-                }
-                remove_unless_held(inode).await;
-                drop((removals, closing));
+                rest.await;
+                drop(closing);
             });
         }
     }

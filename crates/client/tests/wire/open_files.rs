@@ -438,3 +438,45 @@ async fn an_open_that_waits_for_a_removal_can_be_killed() {
 
 /// Time in which an open would succeed that must not.
 const A_WHILE: Duration = Duration::from_millis(100);
+
+#[tokio::test]
+async fn sync_waits_for_the_data_of_a_file_that_was_dropped() {
+    let fixture = Fixture::new().await;
+    let (way, file_system, [a, _]) = with_two_files(&fixture).await;
+    let file = file_system.open(&a, WRITE).await.unwrap();
+    way.writes.begin();
+    file.write_at(0, b"written").await.unwrap();
+    drop((file, a));
+    within(way.writes.held.notified()).await;
+    let syncing = file_system.clone();
+    let sync = tokio::spawn(async move { syncing.sync().await });
+    tokio::time::sleep(A_WHILE).await;
+    assert!(!sync.is_finished());
+    way.writes.end();
+    within(sync).await.unwrap().unwrap();
+    assert_eq!(fs::read(fixture.exported("a")).unwrap(), b"written");
+}
+
+#[tokio::test]
+async fn the_close_of_a_reader_commits_what_a_dropped_file_has_left() {
+    let fixture = Fixture::new().await;
+    let (_, file_system, [a, _]) = with_two_files(&fixture).await;
+    let writer = file_system.open(&a, WRITE).await.unwrap();
+    let reader = file_system.open(&a, READ).await.unwrap();
+    writer.write_at(0, b"written").await.unwrap();
+    drop(writer);
+    within(reader.close()).await.unwrap();
+    assert_eq!(fs::read(fixture.exported("a")).unwrap(), b"written");
+}
+
+#[tokio::test]
+async fn sync_returns_the_error_of_a_file_that_was_dropped() {
+    let fixture = Fixture::new().await;
+    let (way, file_system, [a, _]) = with_two_files(&fixture).await;
+    let file = file_system.open(&a, WRITE).await.unwrap();
+    way.refuse(Procedure::Write, Status::Nospc);
+    file.write_at(0, b"written").await.unwrap();
+    drop((file, a));
+    assert!(within(file_system.sync()).await.unwrap_err().is(Status::Nospc));
+    assert!(within(file_system.sync()).await.is_ok(), "it is reported once");
+}

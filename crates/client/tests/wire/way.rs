@@ -27,6 +27,7 @@ pub(crate) struct Way {
     pub(crate) accesses: Hold,
     pub(crate) commits: Hold,
     pub(crate) reads: Hold,
+    pub(crate) writes: Hold,
     pub(crate) renames: Hold,
     pub(crate) links: Hold,
     pub(crate) creates: Hold,
@@ -130,7 +131,7 @@ impl Way {
         *self.failing.lock().unwrap() = Some(procedure.code());
     }
 
-    /// Answers LOOKUPs, LINKs, RENAMEs or REMOVEs with `status` in place of the server.
+    /// Answers LOOKUPs, LINKs, WRITEs, RENAMEs or REMOVEs with `status` in place of the server.
     pub(crate) fn refuse(&self, procedure: Procedure, status: Status) {
         self.refused.lock().unwrap().insert(procedure.code(), status);
     }
@@ -169,7 +170,7 @@ impl Way {
                 // The attributes behind the status are left out.
                 let absent = match Procedure::from_code(procedure) {
                     Some(Procedure::Lookup) => 1,
-                    Some(Procedure::Remove) => 2,
+                    Some(Procedure::Remove | Procedure::Write) => 2,
                     Some(Procedure::Link) => 3,
                     _ => 4,
                 };
@@ -203,6 +204,7 @@ impl Way {
             (Procedure::Access, &self.accesses),
             (Procedure::Commit, &self.commits),
             (Procedure::Read, &self.reads),
+            (Procedure::Write, &self.writes),
             (Procedure::Rename, &self.renames),
             (Procedure::Link, &self.links),
             (Procedure::Create, &self.creates),
