@@ -77,18 +77,26 @@ class Mount:
         return [Server.binary, "mount", *options, self.url, self.directory]
 
     def start(self):
-        """Starts the process and waits until the kernel shows the mount."""
+        """Starts the process and waits until it has announced the mount.
+
+        The kernel shows the mount before that, while a signal still ends the process with "not
+        mounted".
+        """
         self.process = subprocess.Popen(
             [str(word) for word in self.command()],
             stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
         )  # fmt: skip
         LAST_RESORTS.append(self.tear_down)
         deadline = time.monotonic() + START_SECS_MAX
-        while not mounted(self.directory):
+        while not (mounted(self.directory) and self.is_announced()):
             ended = self.process.poll()
             check(ended is None, f"spillway mount exited with {ended}: {self.last_words()}")
             check(time.monotonic() < deadline, f"no mount after {START_SECS_MAX} s")
             time.sleep(0.01)
+
+    def is_announced(self):
+        with open(self.log.name, encoding="utf-8", errors="replace") as log:
+            return f" on {self.directory}\n" in log.read()
 
     def end(self):
         """umount; fails the case unless the process exits with 0 thereafter."""
