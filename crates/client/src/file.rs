@@ -11,7 +11,7 @@ use crate::Result;
 use crate::cache::read_ahead::{Purpose, ReadAhead, ReadSource};
 use crate::cache::write_back::Writer;
 use crate::inode::{Hold, Inode, WriteCalls};
-use crate::nfs3::{Nfs3, ReadData};
+use crate::nfs3::{Nfs3, ReadPart};
 use crate::trace::{Event, Tracer};
 
 /// How a file is opened.
@@ -315,9 +315,9 @@ struct ReadCalls {
 }
 
 impl ReadSource for ReadCalls {
-    async fn read(&self, offset: u64, count: u32, purpose: Purpose) -> Result<ReadData> {
+    async fn read(&self, offset: u64, count: u32, purpose: Purpose) -> Result<ReadPart> {
         let sent = self.inode.sent();
-        let read = self.nfs.read(self.inode.handle(), offset, count);
+        let read = self.nfs.read_part(self.inode.handle(), offset, count);
         let event = match purpose {
             Purpose::Asked => Event::ReadCall,
             Purpose::Ahead => Event::ReadAhead,
@@ -326,7 +326,7 @@ impl ReadSource for ReadCalls {
         tracer(&self.inode).emit(event, object, offset, count.into(), format_args!(""));
         let read = self.inode.note_outcome(read.await);
         match &read {
-            Ok(ReadData { attributes, eof, data }) => {
+            Ok(ReadPart { attributes, eof, data }) => {
                 self.inode.note(attributes.as_ref(), sent);
                 let (len, eof) = (data.len() as u64, u8::from(*eof));
                 tracer(&self.inode).emit(

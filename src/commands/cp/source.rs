@@ -8,14 +8,14 @@ use std::os::unix::fs::FileExt as _;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use client::nfs3::{Nfs3, ReadData};
 use proto::nfs3::FileHandle;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 use tokio::task::spawn_blocking;
 
-use super::super::failure::{Failure, Result};
+use super::super::failure::Result;
 
 /// A file that is read in chunks, several at once. Cheap to clone.
 #[derive(Clone)]
@@ -79,7 +79,13 @@ impl Source {
             Self::Remote { nfs, file, first } => {
                 match lock(first).take_if(|first| offset == 0 && first.len == len) {
                     Some(First { chunk, .. }) => Box::pin(ready(Ok(chunk))),
-                    None => Box::pin(read_remote(nfs.clone(), *file, offset, len)),
+                    None => {
+                        let reading = nfs.read(*file, offset, len);
+                        Box::pin(async move {
+                            let ReadData { data, eof, .. } = reading.await?;
+                            Ok(Chunk { data, eof })
+                        })
+                    }
                 }
             }
             Self::Local { file, buffers } => {
@@ -129,50 +135,6 @@ fn blocking(work: impl FnOnce() -> io::Result<Chunk> + Send + 'static) -> Readin
 
 fn lock(first: &Mutex<Option<First>>) -> MutexGuard<'_, Option<First>> {
     first.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Reads until all is there or the file ends. The first call is on its way when this returns.
-fn read_remote(
-    nfs: Nfs3,
-    file: FileHandle,
-    offset: u64,
-    len: u32,
-) -> impl Future<Output = Result<Chunk>> + Send {
-    let first = nfs.read(file, offset, len);
-    async move {
-        let mut part = first.await?;
-        if part.data.len() == widen(len) {
-            let eof = is_end(&part, offset + u64::from(len));
-            return Ok(Chunk { data: part.data, eof });
-        }
-        let mut data = BytesMut::with_capacity(widen(len));
-        loop {
-            data.extend_from_slice(&part.data);
-            let done = u32::try_from(data.len()).expect("it is at most what was asked for");
-            let end = offset + u64::from(done);
-            let eof = is_end(&part, end);
-            if eof || done == len {
-                return Ok(Chunk { data: data.freeze(), eof });
-            }
-            // A server that returns no data and no eof never will.
-            if part.data.is_empty() && !part.eof {
-                return Err(Failure::refused(Errno::IO));
-            }
-            let was_eof = part.eof;
-            part = nfs.read(file, end, len - done).await?;
-            if was_eof && part.data.is_empty() {
-                return Ok(Chunk { data: data.freeze(), eof: true });
-            }
-        }
-    }
-}
-
-/// Whether the file ends at `end`, where `part` does. An end of file is believed when the file's
-/// size is no other: a copy must not be short because a server was confused. Where the attributes
-/// are absent, or from after another client extended the file, the next read from there finds the
-/// rest, or nothing.
-fn is_end(part: &ReadData, end: u64) -> bool {
-    part.eof && part.attributes.is_some_and(|attributes| attributes.size <= end)
 }
 
 fn read_local(file: &File, buffers: &Buffers, offset: u64, len: u32) -> io::Result<Chunk> {

@@ -27,23 +27,20 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use proto::nfs3::Procedure;
-use proto::xdr::DecodeError;
 
 pub(crate) use budget::ReadAheadBudget;
-use chunks::{Call, Chunk, ChunkTable, FileChunks, Piece, Started};
+use chunks::{Call, Chunk, ChunkTable, FileChunks, Started};
 
-use crate::error::{Error, Result};
-use crate::nfs3::ReadData;
+use crate::error::Result;
+use crate::nfs3::{ReadData, ReadPart, read_whole};
 
 /// READ of one file as the user that opened it.
 ///
 /// Cloned for each call, because a call can outlive the reader that sent it while other readers
 /// wait for it.
 pub(crate) trait ReadSource: Clone + Send + Sync + 'static {
-    /// READ, RFC 1813 §3.3.6: at most `count` bytes from `offset` on. After a short reply before
-    /// the end of the file, the rest is requested again. Dropped when no reader needs the data any
-    /// more.
+    /// READ, RFC 1813 §3.3.6: at most `count` bytes from `offset` on. Dropped when no reader needs
+    /// the data any more.
     ///
     /// # Errors
     /// Those of the call. The readers of the range return them; they are not cached.
@@ -52,7 +49,7 @@ pub(crate) trait ReadSource: Clone + Send + Sync + 'static {
         offset: u64,
         count: u32,
         purpose: Purpose,
-    ) -> impl Future<Output = Result<ReadData>> + Send;
+    ) -> impl Future<Output = Result<ReadPart>> + Send;
 }
 
 /// Why a range is requested.
@@ -223,7 +220,7 @@ impl<S: ReadSource> ReadAhead<S> {
             Origin::Server => {}
             Origin::Call(call) => {
                 if let Some(filled) = call.wait().await {
-                    return filled.map(|piece| piece.data);
+                    return filled.map(|read| read.data);
                 }
             }
             Origin::Chunk(index, started) => {
@@ -297,49 +294,13 @@ impl Part {
 }
 
 /// Reads `count` bytes; fewer only at the end of the file.
-///
-/// The data of one reply is a part of its record, which may be much longer. So a short reply is
-/// copied into memory of `count` bytes, and its record is not kept.
 async fn fetch<S: ReadSource>(
     source: &S,
     offset: u64,
     count: u32,
     purpose: Purpose,
-) -> Result<Piece> {
-    let first = ask(source, offset, count, purpose).await?;
-    if first.is_last(count) {
-        return Ok(first);
-    }
-    let mut joined = Vec::with_capacity(count as usize);
-    joined.extend_from_slice(&first.data);
-    drop(first);
-    loop {
-        let got = u32::try_from(joined.len()).expect("no more than `count`");
-        let left = count - got;
-        let next = ask(source, offset.saturating_add(u64::from(got)), left, purpose).await?;
-        joined.extend_from_slice(&next.data);
-        if next.is_last(left) {
-            joined.shrink_to_fit();
-            return Ok(Piece { data: joined.into(), eof: next.eof });
-        }
-    }
-}
-
-/// READ of at most `count` bytes.
-async fn ask<S: ReadSource>(
-    source: &S,
-    offset: u64,
-    count: u32,
-    purpose: Purpose,
-) -> Result<Piece> {
-    let ReadData { mut data, eof, .. } = source.read(offset, count, purpose).await?;
-    // Otherwise a server could make the client retry for ever.
-    if data.is_empty() && !eof {
-        let error = DecodeError { what: "READ3resok without data or eof", at_byte: 0 };
-        return Err(Error::Malformed { procedure: Procedure::Read.name(), error });
-    }
-    data.truncate(count as usize);
-    Ok(Piece { data, eof })
+) -> Result<ReadData> {
+    read_whole(offset, count, |offset, count| source.read(offset, count, purpose)).await
 }
 
 /// Joins pieces. A single one is not copied.
@@ -354,7 +315,7 @@ fn join(mut pieces: Vec<Bytes>) -> Bytes {
 }
 
 /// The existing part of `range`, relative to the start of the piece.
-fn slice(piece: &Piece, range: Range<u64>) -> Bytes {
+fn slice(piece: &ReadData, range: Range<u64>) -> Bytes {
     let len = piece.data.len();
     let within = |at: u64| usize::try_from(at).map_or(len, |at| at.min(len));
     piece.data.slice(within(range.start)..within(range.end))

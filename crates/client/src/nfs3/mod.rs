@@ -71,6 +71,7 @@ use rpc::client::{self, Call, Route, Rpc, RpcOptions};
 
 pub use namespace::Target;
 pub use read::ReadData;
+pub(crate) use read::{ReadPart, read_whole};
 pub use readdir::{Listing, Name, leave_out_rejected};
 
 use crate::error::{Attempt, ServerName};

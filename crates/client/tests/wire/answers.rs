@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use proto::nfs3::{
     Attributes, CookieVerifier, CreateHow, CreatedOk, CreatedReply, Entry, EntryPlus, Failure,
-    FileHandle, FileType, GetattrOk, GetattrReply, LookupOk, LookupReply, MknodData, ReadOk,
-    ReadReply, ReaddirOk, ReaddirReply, ReaddirplusOk, ReaddirplusReply, SetAttributes, StableHow,
-    Status, Time, WccData, WriteOk, WriteReply, WriteVerifier,
+    FileHandle, FileType, GetattrOk, GetattrReply, LookupOk, LookupReply, MknodData, ReadArgs,
+    ReadOk, ReadReply, ReaddirOk, ReaddirReply, ReaddirplusOk, ReaddirplusReply, SetAttributes,
+    StableHow, Status, Time, WccData, WriteOk, WriteReply, WriteVerifier,
 };
 use proto::oncrpc::AcceptStat;
-use proto::xdr::{Encode, List, Writer};
+use proto::xdr::{Encode, List, Writer, decode_all};
 use rpc::client::RpcOptions;
 use rustix::io::Errno;
-use spillway_client::nfs3::Flavor;
+use spillway_client::nfs3::{Flavor, ReadData};
 use spillway_client::{Error, MountOptions, Nfs3, Recovery};
 use tokio::io::AsyncWriteExt as _;
 use tracing::field::{Field, Visit};
@@ -180,6 +180,34 @@ async fn more_data_than_requested_is_refused() {
         let written = WriteReply::Ok(WriteOk { wcc, count, committed, verifier });
         let write = nfs.write(file, 0, Bytes::from_static(b"data"), StableHow::Unstable);
         assert_eq!(refused(write, &mut connected, &encoded(&written)).await, "WriteOk.count");
+    }
+}
+
+#[tokio::test]
+async fn an_end_of_file_counts_where_the_size_or_a_second_read_confirms_it() {
+    let (_peer, nfs, mut connected) = connected(&options()).await;
+    let (whole, sized) = (b"0123456789", |size| Some(Attributes { size, ..attributes() }));
+    // The attributes of both replies, the bytes of the second (the first has four), and `eof`.
+    for (attributes, rest, is_end) in [
+        (sized(4), None, true),
+        (sized(10), Some(6), true),
+        (sized(10), Some(0), true),
+        (None, Some(6), false),
+        (None, Some(0), true),
+    ] {
+        let call = tokio::spawn(nfs.read(some_file(), 0, 10));
+        let mut end = 0_u32;
+        for len in [Some(4), rest].into_iter().flatten() {
+            let received = connected.receive().await;
+            let args: ReadArgs = decode_all(&received.arguments).unwrap();
+            assert_eq!((args.offset, args.count), (end.into(), 10 - end));
+            let data = &whole[end as usize..][..len as usize];
+            let ok = ReadOk { attributes, count: len, eof: true, data };
+            connected.answer(&received, &encoded(&ReadReply::Ok(ok))).await;
+            end += len;
+        }
+        let ReadData { eof, data, .. } = within(call).await.unwrap().unwrap();
+        assert_eq!((eof, &data[..]), (is_end, &whole[..end as usize]), "{attributes:?} {rest:?}");
     }
 }
 

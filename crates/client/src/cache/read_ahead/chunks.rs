@@ -3,31 +3,16 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
-use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use super::budget::{ReadAheadBudget, Room, Seat};
 use super::streams::Streams;
 use crate::error::Result;
-
-/// The data of a reply.
-#[derive(Clone, Debug)]
-pub(super) struct Piece {
-    pub(super) data: Bytes,
-    /// Whether the file ends behind it.
-    pub(super) eof: bool,
-}
-
-impl Piece {
-    /// Whether a request for `count` bytes is fulfilled.
-    pub(super) fn is_last(&self, count: u32) -> bool {
-        self.eof || self.data.len() == count as usize
-    }
-}
+use crate::nfs3::ReadData;
 
 /// The outcome of a call.
-pub(super) type Filled = Result<Piece>;
+pub(super) type Filled = Result<ReadData>;
 
 /// The chunks of one file, shared by its readers and calls and the budget.
 #[derive(Debug)]
@@ -181,7 +166,7 @@ impl Chunk {
         self.filled().is_some_and(|piece| piece.eof)
     }
 
-    fn filled(&self) -> Option<Piece> {
+    fn filled(&self) -> Option<ReadData> {
         self.call.filled.borrow().as_ref()?.as_ref().ok().cloned()
     }
 }

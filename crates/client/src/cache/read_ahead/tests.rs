@@ -4,11 +4,12 @@ use std::sync::{LazyLock, Mutex};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use proto::nfs3::{Procedure, Status};
+use proto::nfs3::{Procedure, Status, Time};
 use tokio::sync::Semaphore;
 
 use super::*;
 use crate::error::Error;
+use crate::fixture::file_attributes;
 
 const RSIZE: u32 = 64 << 10;
 const CHUNK: u64 = RSIZE as u64;
@@ -25,12 +26,16 @@ struct Server {
     answers: Semaphore,
     /// Calls at these offsets fail, each once.
     failing: Mutex<BTreeSet<u64>>,
+    /// Calls at these offsets get half of the data with `eof`, each once.
+    ending_early: Mutex<BTreeSet<u64>>,
+    /// The replies have the attributes of the file.
+    has_attributes: bool,
     /// Bytes of a reply at most.
     reply_bytes_max: usize,
 }
 
 impl ReadSource for Source {
-    async fn read(&self, offset: u64, count: u32, purpose: Purpose) -> Result<ReadData> {
+    async fn read(&self, offset: u64, count: u32, purpose: Purpose) -> Result<ReadPart> {
         self.0.calls.lock().unwrap().push((offset, count, purpose));
         self.0.answers.acquire().await.unwrap().forget();
         // Replies overtake each other.
@@ -43,7 +48,13 @@ impl ReadSource for Source {
         let file = self.0.file.lock().unwrap().clone();
         let at = usize::try_from(offset).unwrap().min(file.len());
         let end = file.len().min(at + (count as usize).min(self.0.reply_bytes_max));
-        Ok(ReadData { attributes: None, eof: end == file.len(), data: file.slice(at..end) })
+        let size = file.len() as u64;
+        let attributes = self.0.has_attributes.then(|| file_attributes(size, Time::default()));
+        if self.0.ending_early.lock().unwrap().remove(&offset) {
+            let data = file.slice(at..usize::midpoint(at, end));
+            return Ok(ReadPart { attributes, eof: true, data });
+        }
+        Ok(ReadPart { attributes, eof: end == file.len(), data: file.slice(at..end) })
     }
 }
 
@@ -53,11 +64,21 @@ impl Source {
     }
 
     fn with_replies_of(file: Bytes, reply_bytes_max: usize) -> Self {
+        Self::of_server(file, reply_bytes_max, true)
+    }
+
+    fn without_attributes(file: Bytes) -> Self {
+        Self::of_server(file, usize::MAX, false)
+    }
+
+    fn of_server(file: Bytes, reply_bytes_max: usize, has_attributes: bool) -> Self {
         Self(Arc::new(Server {
             file: Mutex::new(file),
             calls: Mutex::default(),
             answers: Semaphore::new(Semaphore::MAX_PERMITS / 2),
             failing: Mutex::default(),
+            ending_early: Mutex::default(),
+            has_attributes,
             reply_bytes_max,
         }))
     }
@@ -74,6 +95,10 @@ impl Source {
 
     fn fail_at(&self, offset: u64) {
         self.0.failing.lock().unwrap().insert(offset);
+    }
+
+    fn end_early_at(&self, offset: u64) {
+        self.0.ending_early.lock().unwrap().insert(offset);
     }
 
     /// The calls since the last use of this.
@@ -257,6 +282,41 @@ async fn short_replies_are_completed_and_the_end_is_exact() {
     assert!(reader.read(0, 0, len).await.unwrap().is_empty());
 }
 
+#[tokio::test]
+async fn an_end_of_file_before_its_end_is_read_on() {
+    let len = 20 * CHUNK + 777;
+    let file = content(len, 1);
+    for source in [Source::new(file.clone()), Source::without_attributes(file.clone())] {
+        for early in [0, CHUNK, 7 * CHUNK, 20 * CHUNK] {
+            source.end_early_at(early);
+        }
+        let reader = source.open(&budget());
+        let mut at = 0;
+        while at < len {
+            let data = reader.read(at, RSIZE as usize, len).await.unwrap();
+            assert!(data == part(&file, at, RSIZE as usize), "at {at}");
+            at += data.len() as u64;
+        }
+        assert!(reader.read(at, RSIZE as usize, len).await.unwrap().is_empty());
+        // Reads outside of streams.
+        source.end_early_at(1000);
+        let random = source.open(&budget()).read(1000, 500, len).await.unwrap();
+        assert!(random == part(&file, 1000, 500));
+    }
+}
+
+#[tokio::test]
+async fn an_end_of_file_costs_one_more_read_only_without_attributes() {
+    let file = content(1000, 1);
+    for (source, reads) in
+        [(Source::new(file.clone()), 1), (Source::without_attributes(file.clone()), 2)]
+    {
+        let data = source.open(&budget()).read(0, RSIZE as usize, 1000).await.unwrap();
+        assert!(data == file);
+        assert_eq!(source.calls().len(), reads);
+    }
+}
+
 /// A server whose replies have one byte each, in records of 4 KiB.
 #[derive(Clone, Default)]
 struct Trickle {
@@ -266,11 +326,11 @@ struct Trickle {
 }
 
 impl ReadSource for Trickle {
-    async fn read(&self, _: u64, _: u32, _: Purpose) -> Result<ReadData> {
+    async fn read(&self, _: u64, _: u32, _: Purpose) -> Result<ReadPart> {
         let held = self.held.fetch_add(1, Ordering::Relaxed) + 1;
         self.held_max.fetch_max(held, Ordering::Relaxed);
         let record = Bytes::from_owner(Record([7; 4096], Arc::clone(&self.held)));
-        Ok(ReadData { attributes: None, eof: false, data: record.slice(100..101) })
+        Ok(ReadPart { attributes: None, eof: false, data: record.slice(100..101) })
     }
 }
 
@@ -505,6 +565,10 @@ enum Step {
     Fail {
         chunk: u64,
     },
+    /// A READ of this chunk has `eof` in the middle.
+    EndEarly {
+        chunk: u64,
+    },
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -514,6 +578,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         3 => (0..40 * CHUNK, len()).prop_map(|(offset, len)| Step::Read { offset, len }),
         1 => (0..40 * CHUNK).prop_map(|len| Step::Replace { len }),
         1 => (0..40_u64).prop_map(|chunk| Step::Fail { chunk }),
+        1 => (0..40_u64).prop_map(|chunk| Step::EndEarly { chunk }),
     ];
     proptest::collection::vec(step, 1..60)
 }
@@ -544,6 +609,10 @@ async fn take(steps: Vec<Step>, reply_bytes_max: usize, budget_chunks: usize) {
             }
             Step::Fail { chunk } => {
                 source.fail_at(chunk * CHUNK);
+                continue;
+            }
+            Step::EndEarly { chunk } => {
+                source.end_early_at(chunk * CHUNK);
                 continue;
             }
         };
