@@ -15,7 +15,7 @@ use std::time::Instant;
 use proto::nfs3::{ACCESS_EXECUTE, Attributes, FileHandle, FsinfoOk, FsstatOk};
 use rustix::io::Errno;
 
-pub(crate) use namespace::FoundIn;
+pub(crate) use namespace::Found;
 
 use crate::cache::directory::Entry;
 use crate::directory::Directory;

@@ -13,19 +13,20 @@ use proto::nfs3::{
 
 use super::FileSystem;
 use super::silly_rename::Names;
-use crate::Result;
 use crate::cache::change::Evidence;
 use crate::inode::{Inode, Sent, remove};
 use crate::nfs3::Nfs3;
 use crate::trace::Event;
+use crate::{Error, Result};
 
-/// Where a name was found.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum FoundIn {
-    /// In a cached listing.
-    Listing,
-    /// In the reply to a LOOKUP, which may have had the attributes of the directory.
-    Reply(Option<Attributes>),
+/// The outcome of a search for a name.
+pub(crate) enum Found {
+    /// An object in a cached listing.
+    Listed(Arc<Inode>),
+    /// An object in the reply to a LOOKUP, which may have had the attributes of the directory.
+    Replied(Arc<Inode>, Option<Attributes>),
+    /// NFS3ERR_NOENT, with the attributes of the directory likewise.
+    Absent(Option<Attributes>),
 }
 
 impl FileSystem {
@@ -35,25 +36,33 @@ impl FileSystem {
     /// # Errors
     /// Those of the call, [`Status::Noent`] for one.
     pub async fn lookup(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Arc<Inode>> {
-        Ok(self.find(dir, name).await?.0)
+        match self.find(dir, name).await? {
+            Found::Listed(inode) | Found::Replied(inode, _) => Ok(inode),
+            Found::Absent(_) => {
+                Err(Error::Nfs { procedure: Procedure::Lookup, status: Status::Noent })
+            }
+        }
     }
 
-    /// As [`lookup`](Self::lookup). Also returns where the name was found.
-    pub(crate) async fn find(
-        &self,
-        dir: &Arc<Inode>,
-        name: &[u8],
-    ) -> Result<(Arc<Inode>, FoundIn)> {
+    /// As [`lookup`](Self::lookup). A name that does not exist is no error.
+    pub(crate) async fn find(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Found> {
         if let Some(inode) = self.lookup_cached(dir, name).await? {
-            return Ok((inode, FoundIn::Listing));
+            return Ok(Found::Listed(inode));
         }
         self.trace_name(Event::LookupCall, dir, name);
         let (sent, dir_sent) = (Sent::now(), dir.sent());
-        let found = dir.note_outcome(self.nfs.lookup(dir.handle(), name).await)?;
-        dir.note(found.dir_attributes.as_ref(), dir_sent);
-        let inode = self.inode(found.object, found.object_attributes, sent).await?;
-        dir.name_found(name, &inode);
-        Ok((inode, FoundIn::Reply(found.dir_attributes)))
+        match dir.note_outcome(self.nfs.look_up(dir.handle(), name).await)? {
+            Ok(found) => {
+                dir.note(found.dir_attributes.as_ref(), dir_sent);
+                let inode = self.inode(found.object, found.object_attributes, sent).await?;
+                dir.name_found(name, &inode);
+                Ok(Found::Replied(inode, found.dir_attributes))
+            }
+            Err(absent) => {
+                dir.note(absent.body.as_ref(), dir_sent);
+                Ok(Found::Absent(absent.body))
+            }
+        }
     }
 
     /// The object under `name` from a cached listing that is believed, unless the handle is known
@@ -217,7 +226,7 @@ impl FileSystem {
     /// follows if the reply has no handle, and GETATTR if it has no attributes: both are optional.
     ///
     /// # Errors
-    /// Those of the call; [`CreatedUnseen`](crate::Error::CreatedUnseen) for those of LOOKUP and
+    /// Those of the call; [`CreatedUnseen`](Error::CreatedUnseen) for those of LOOKUP and
     /// GETATTR, which by themselves would mean that nothing was created.
     async fn create_with<C: Future<Output = Result<CreatedOk>>>(
         &self,

@@ -10,7 +10,7 @@ use super::attr::may;
 use super::operations::{Operations, Outcome, Refusal};
 use super::reply::{Answer, MODE_BITS, decode_device, type_of_mode};
 use super::request::{Head, Name};
-use crate::file_system::{FileSystem, FoundIn};
+use crate::file_system::{FileSystem, Found};
 use crate::inode::{Inode, KnownBefore};
 use crate::mount_options::LookupCache;
 
@@ -26,28 +26,25 @@ impl Operations {
         let before = dir.inode.before_call();
         let ttl_by =
             |in_reply: Option<Attributes>| self.believed_ttl(&dir.inode, before, in_reply.as_ref());
-        match caller.find(&dir.inode, name).await {
-            Ok((inode, found_in)) => {
-                // Before the wait, in which a reply can show that the directory has changed and
-                // make its attributes valid for longer.
-                let found_at = Instant::now();
-                let ttl = match found_in {
-                    FoundIn::Listing => self.name_ttl(&dir.inode),
-                    FoundIn::Reply(dir_attributes) => ttl_by(dir_attributes),
-                };
-                caller.attributes(&inode).await?;
-                let mut ttl = ttl.saturating_sub(found_at.elapsed());
-                if matches!(found_in, FoundIn::Listing) {
-                    ttl = ttl.min(dir.inode.listed_ttl(name, inode.handle()));
-                }
-                Ok(Answer::entry(&self.entry(&dir.inode, &inode, ttl)))
-            }
-            Err(error) if error.errno() == Errno::NOENT => {
+        let found = caller.find(&dir.inode, name).await?;
+        // Before the wait for attributes, in which a reply can show that the directory has changed
+        // and make its attributes valid for longer.
+        let found_at = Instant::now();
+        let (inode, ttl, is_listed) = match found {
+            Found::Listed(inode) => (inode, self.name_ttl(&dir.inode), true),
+            Found::Replied(inode, dir_attributes) => (inode, ttl_by(dir_attributes), false),
+            Found::Absent(dir_attributes) => {
                 let believed = self.rules().lookup_cache == LookupCache::All;
-                Ok(Answer::no_entry(if believed { ttl_by(None) } else { Duration::ZERO }))
+                let ttl = if believed { ttl_by(dir_attributes) } else { Duration::ZERO };
+                return Ok(Answer::no_entry(ttl));
             }
-            Err(error) => Err(error.into()),
+        };
+        caller.attributes(&inode).await?;
+        let mut ttl = ttl.saturating_sub(found_at.elapsed());
+        if is_listed {
+            ttl = ttl.min(dir.inode.listed_ttl(name, inode.handle()));
         }
+        Ok(Answer::entry(&self.entry(&dir.inode, &inode, ttl)))
     }
 
     /// How long the kernel may use a name in `dir` by a LOOKUP or a call that gives it, of which

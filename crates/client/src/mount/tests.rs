@@ -13,7 +13,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use tokio::runtime::Handle;
 
-use self::peer::{DIRECTORY, FILE, LAST, NODE_BYTES, Peer, ROOT_BYTES, within};
+use self::peer::{ABSENT, DIRECTORY, FILE, LAST, NODE_BYTES, Peer, ROOT_BYTES, within};
 use super::callers::is_exiting;
 use super::file::{EXIT_WAIT_MAX, FMODE_EXEC};
 use super::operations::{Operations, Outcome, Refusal};
@@ -825,6 +825,24 @@ async fn a_lookup_that_newer_attributes_of_the_directory_have_overtaken_is_not_b
         let is_kept = answer.error.is_none() && !first_name_ttl(Ok(answer)).is_zero();
         assert_eq!(is_kept, !is_changed, "missing: {is_missing}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lookup_of_an_absent_name_renews_the_attributes_of_the_directory() {
+    let (peer, operations) = Peer::mounted().await;
+    let is_kept = async || {
+        let found = operations.lookup(&request(ROOT, 0), &Name(ABSENT.into())).await;
+        // For no time, the kernel gets ENOENT alone.
+        found.map_err(errno).unwrap().error.is_none()
+    };
+    let getattrs = || peer.calls(&[Procedure::Getattr]).len();
+    let before = getattrs();
+    operations.file_system.root().expire();
+    assert!(is_kept().await, "the reply has the attributes");
+    peer.change_root();
+    assert!(!is_kept().await, "the server may have searched before the change");
+    assert!(is_kept().await);
+    assert_eq!(getattrs(), before);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -6,10 +6,10 @@
 
 use bytes::Bytes;
 use proto::nfs3::{
-    Attributes, CreateArgs, CreateHow, CreatedOk, DirOp, FileHandle, LinkArgs, LinkFailure, LinkOk,
-    LookupArgs, LookupOk, LookupReply, MkdirArgs, MknodArgs, MknodData, Procedure, ReadlinkArgs,
-    ReadlinkReply, RemoveArgs, RemovedOk, RenameArgs, RenameFailure, RenameOk, Reply, RmdirArgs,
-    SetAttributes, Status, SymlinkArgs, WccData,
+    Attributes, CreateArgs, CreateHow, CreatedOk, DirOp, Failure, FileHandle, LinkArgs,
+    LinkFailure, LinkOk, LookupArgs, LookupOk, LookupReply, MkdirArgs, MknodArgs, MknodData,
+    Procedure, ReadlinkArgs, ReadlinkReply, RemoveArgs, RemovedOk, RenameArgs, RenameFailure,
+    RenameOk, Reply, RmdirArgs, SetAttributes, Status, SymlinkArgs, WccData,
 };
 use proto::oncrpc::AcceptStat;
 use proto::xdr::Encode;
@@ -37,11 +37,33 @@ impl Nfs3 {
         dir: FileHandle,
         name: &[u8],
     ) -> impl Future<Output = Result<LookupOk>> + Send + use<> {
+        let reply = self.look_up(dir, name);
+        async move {
+            reply.await?.map_err(|Failure { status, .. }| {
+                let procedure = Procedure::Lookup;
+                Error::Nfs { procedure, status }
+            })
+        }
+    }
+
+    /// As [`lookup`](Self::lookup), with the body of NFS3ERR_NOENT: the attributes of the
+    /// directory.
+    ///
+    /// # Errors
+    /// The server's status, if it is another.
+    pub(crate) fn look_up(
+        &self,
+        dir: FileHandle,
+        name: &[u8],
+    ) -> impl Future<Output = Result<LookupReply>> + Send + use<> {
         let args = LookupArgs { what: DirOp { dir, name } };
         self.ask_by_name(Procedure::Lookup, &[name], &args, |results| {
             let reply = decode::<LookupReply>(results)?;
             check_handle(reply.as_ref().ok().map(|ok| ok.object))?;
-            Ok(reply.map_err(|failure| failure.status))
+            match reply {
+                Err(Failure { status, .. }) if status != Status::Noent => Ok(Err(status)),
+                found_or_absent => Ok(Ok(found_or_absent)),
+            }
         })
     }
 

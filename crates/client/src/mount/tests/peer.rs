@@ -1,17 +1,17 @@
 //! An NFS server in memory whose replies a test holds or makes fail. Each name but that of the
-//! directory leads to a file.
+//! directory and that of nothing leads to a file.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use proto::nfs3::{
     AccessArgs, AccessOk, AccessReply, Attributes, CommitOk, CommitReply, CookieVerifier,
-    CreatedOk, CreatedReply, DirOp, EntryPlus, FileHandle, FileType, FsinfoReply, FsstatArgs,
-    FsstatOk, FsstatReply, GetattrArgs, GetattrOk, GetattrReply, LinkArgs, LinkOk, LinkReply,
-    LookupArgs, LookupOk, LookupReply, Procedure, ReaddirplusArgs, ReaddirplusOk, ReaddirplusReply,
-    RemovedOk, RemovedReply, RenameOk, RenameReply, SetAttributes, SetattrArgs, SetattrOk,
-    SetattrReply, StableHow, Status, Time, WccAttributes, WccData, WriteArgs, WriteOk, WriteReply,
-    WriteVerifier,
+    CreatedOk, CreatedReply, DirOp, EntryPlus, Failure, FileHandle, FileType, FsinfoReply,
+    FsstatArgs, FsstatOk, FsstatReply, GetattrArgs, GetattrOk, GetattrReply, LinkArgs, LinkOk,
+    LinkReply, LookupArgs, LookupOk, LookupReply, Procedure, ReaddirplusArgs, ReaddirplusOk,
+    ReaddirplusReply, RemovedOk, RemovedReply, RenameOk, RenameReply, SetAttributes, SetattrArgs,
+    SetattrOk, SetattrReply, StableHow, Status, Time, WccAttributes, WccData, WriteArgs, WriteOk,
+    WriteReply, WriteVerifier,
 };
 use proto::oncrpc::{Credential, decode_call, encode_success};
 use proto::xdr::{Decode as _, Encode, Reader, Writer, decode_all};
@@ -70,6 +70,9 @@ pub(super) const DIRECTORY: &[u8] = b"directory";
 
 /// The name that is listed behind [`FILE`].
 pub(super) const LAST: &[u8] = b"last";
+
+/// A name that no directory has.
+pub(super) const ABSENT: &[u8] = b"absent";
 
 /// The handle of the root directory.
 const ROOT: &[u8] = b"root";
@@ -257,13 +260,7 @@ impl State {
                 let attributes = Some(self.attributes(object));
                 AccessReply::Ok(AccessOk { attributes, access }).encode(w);
             }
-            Procedure::Lookup => {
-                let LookupArgs { what } = decode_all(arguments).unwrap();
-                let (object, dir_attributes) = (self.found(what.name), None);
-                let object_attributes = Some(self.attributes(object));
-                let found = LookupOk { object, object_attributes, dir_attributes };
-                LookupReply::Ok(found).encode(w);
-            }
+            Procedure::Lookup => self.look_up(arguments, w),
             Procedure::Write => {
                 let WriteArgs { offset, count, .. } = decode_all(arguments).unwrap();
                 self.size = self.size.max(offset + u64::from(count));
@@ -302,6 +299,19 @@ impl State {
             }
             other => panic!("{} is not expected", other.name()),
         }
+    }
+
+    /// The results of LOOKUP.
+    fn look_up(&self, arguments: &[u8], w: &mut Writer) {
+        let LookupArgs { what } = decode_all(arguments).unwrap();
+        if what.name == ABSENT {
+            let body = Some(self.attributes(what.dir));
+            return LookupReply::Err(Failure { status: Status::Noent, body }).encode(w);
+        }
+        let (object, dir_attributes) = (self.found(what.name), None);
+        let object_attributes = Some(self.attributes(object));
+        let found = LookupOk { object, object_attributes, dir_attributes };
+        LookupReply::Ok(found).encode(w);
     }
 
     /// The results of READDIRPLUS of the root directory.
