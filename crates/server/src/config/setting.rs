@@ -1,5 +1,6 @@
 //! Settings that a running server can change one by one, and keep in its configuration file.
 
+use std::iter::repeat_n;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -234,7 +235,7 @@ impl Config {
 }
 
 /// The text of a configuration file with other settings of an export, or of the server if none is
-/// named. All else stays as it is, comments and order included.
+/// named. All else stays as it is: comments, order and the ends of lines.
 ///
 /// # Errors
 /// The text is not TOML, or does not have the export.
@@ -243,10 +244,21 @@ pub fn edited(
     export: Option<&str>,
     settings: &[Setting],
 ) -> Result<String, SettingError> {
+    settings.iter().try_fold(text.to_owned(), |text, setting| {
+        Ok(with_line_ends(&text, &edited_once(&text, export, setting)?))
+    })
+}
+
+/// As [`edited`], with an LF at the end of each line.
+fn edited_once(
+    text: &str,
+    export: Option<&str>,
+    setting: &Setting,
+) -> Result<String, SettingError> {
     let mut document: DocumentMut =
         text.parse().map_err(|_| SettingError::Document("it is not valid TOML".to_owned()))?;
     match export {
-        None => settings.iter().for_each(|setting| put(document.as_table_mut(), setting)),
+        None => put(document.as_table_mut(), setting),
         Some(name) => {
             let exports = document.get_mut("export");
             let tables: Vec<&mut dyn TableLike> = match exports {
@@ -266,10 +278,34 @@ pub fn edited(
                      since the last reload"
                 ))
             })?;
-            settings.iter().for_each(|setting| put(table, setting));
+            put(table, setting);
         }
     }
     Ok(document.to_string())
+}
+
+/// `edited` with the line ends of `text`, from which it differs in adjacent lines. These, and a
+/// last line that has none, get the line end of the first line.
+fn with_line_ends(text: &str, edited: &str) -> String {
+    let (old, new) = (lines(text), lines(edited));
+    let is_same = |((old, _), (new, _)): &(&Line<'_>, &Line<'_>)| old == new;
+    let head = old.iter().zip(&new).take_while(is_same).count();
+    let (old_rest, new_rest) = (&old[head..], &new[head..]);
+    let tail = old_rest.iter().rev().zip(new_rest.iter().rev()).take_while(is_same).count();
+    let changed = repeat_n(&("", ""), new_rest.len() - tail);
+    let ends = old[..head].iter().chain(changed).chain(&old_rest[old_rest.len() - tail..]);
+    let default = old.first().map_or("", |(_, end)| end);
+    let default = if default.is_empty() { "\n" } else { default };
+    let ends = ends.map(|(_, end)| if end.is_empty() { default } else { end });
+    new.iter().zip(ends).flat_map(|((line, _), end)| [*line, end]).collect()
+}
+
+/// A line and its end.
+type Line<'a> = (&'a str, &'a str);
+
+fn lines(text: &str) -> Vec<Line<'_>> {
+    let lines = text.split_inclusive('\n');
+    lines.map(|line| line.split_at(line.trim_end_matches(['\r', '\n']).len())).collect()
 }
 
 /// Sets a key, and keeps the comments around the value that it has.
@@ -352,6 +388,24 @@ mod tests {
         }
         let text = edited(FILE, None, &[setting("splice=false")]).unwrap();
         assert_eq!(text, FILE.replace("splice = true # as", "splice = false # as"));
+    }
+
+    #[test]
+    fn the_ends_of_lines_are_kept() {
+        let settings = [setting("io_cache_read=direct"), setting("sync=false")];
+        let edited_by = |file: &str| edited(file, Some("/srv/a"), &settings).unwrap();
+        let crlf = |text: &str| text.replace('\n', "\r\n");
+        assert_eq!(edited_by(&crlf(FILE)), crlf(&edited_by(FILE)));
+        // A file with both, and without one at the end.
+        let (head, tail) = FILE.split_at(FILE.find("[[export.client]]").unwrap());
+        let (head, tail) = (crlf(head), tail.trim_end());
+        let both = edited_by(&format!("{head}{tail}"));
+        assert_eq!(both, format!("{}{tail}\r\n", edited_by(&head)));
+        let many = "# Set.\r\ntrace = [\r\n  \"read_start\",\r\n]\r\nsplice = true\r\n";
+        assert_eq!(
+            edited(many, None, &[setting("trace=none")]).unwrap(),
+            "# Set.\r\ntrace = []\r\nsplice = true\r\n"
+        );
     }
 
     #[test]
