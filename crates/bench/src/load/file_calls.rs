@@ -4,7 +4,7 @@ use proto::nfs3::StableHow;
 use rpc::blocking::RecordStream;
 
 use super::call::{Answer, Broken, CallResult, ReadHead, Written};
-use super::{nfs3, nfs4};
+use super::{DEPTH_MAX, nfs3, nfs4};
 
 /// The calls of a connection on its file.
 pub(super) enum FileCalls<'a> {
@@ -13,8 +13,16 @@ pub(super) enum FileCalls<'a> {
 }
 
 impl FileCalls<'_> {
+    /// The slots that the server has: calls are made on those with smaller numbers.
+    pub(super) fn slots_max(&self) -> usize {
+        match self {
+            Self::V3(_) => DEPTH_MAX,
+            Self::V4(calls) => calls.slots_max(),
+        }
+    }
+
     /// Puts a READ in the queue.
-    pub(super) fn queue_read(&self, to: &mut RecordStream, xid: u32, offset: u64, count: u32) {
+    pub(super) fn queue_read(&mut self, to: &mut RecordStream, xid: u32, offset: u64, count: u32) {
         match self {
             Self::V3(calls) => calls.queue_read(to, xid, offset, count),
             Self::V4(calls) => calls.queue_read(to, xid, offset, count),
@@ -23,7 +31,7 @@ impl FileCalls<'_> {
 
     /// Puts a WRITE in the queue, up to its data. Returns what has to follow the data.
     pub(super) fn queue_write(
-        &self,
+        &mut self,
         to: &mut RecordStream,
         xid: u32,
         offset: u64,

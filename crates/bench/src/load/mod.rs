@@ -136,7 +136,8 @@ pub struct Load {
     /// phase that reads what another wrote is given what that did,
     /// [`Outcome::operations_by_rank`], rank by rank as they wrote.
     pub operations_by_rank: Vec<u64>,
-    /// Calls in flight on each connection, 1 to [`DEPTH_MAX`].
+    /// Calls in flight on each connection, 1 to [`DEPTH_MAX`]; fewer while the server wants fewer
+    /// slots of a session to be used.
     pub depth: usize,
     /// Bytes of an operation, 1 to [`IO_BYTES_MAX`] and what the server takes.
     pub io_bytes: u32,

@@ -192,12 +192,17 @@ impl<'a> FileCalls<'a> {
         Ok(Self { session, file, opened })
     }
 
+    /// As [`Session::slots_max`].
+    pub(super) fn slots_max(&self) -> usize {
+        self.session.slots_max()
+    }
+
     /// The stateid of READ and WRITE: the latest state of the open.
     fn stateid(&self) -> Stateid {
         Stateid { seqid: 0, ..self.opened }
     }
 
-    pub(super) fn queue_read(&self, to: &mut RecordStream, xid: u32, offset: u64, count: u32) {
+    pub(super) fn queue_read(&mut self, to: &mut RecordStream, xid: u32, offset: u64, count: u32) {
         let args = ReadArgs { stateid: self.stateid(), offset, count };
         let operations: [Operation<'_>; 2] =
             [(OperationCode::Putfh, &self.file), (OperationCode::Read, &args)];
@@ -205,7 +210,7 @@ impl<'a> FileCalls<'a> {
     }
 
     pub(super) fn queue_write(
-        &self,
+        &mut self,
         to: &mut RecordStream,
         xid: u32,
         offset: u64,

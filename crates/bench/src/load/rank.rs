@@ -92,7 +92,7 @@ pub(super) fn run<'a>(
     let cpu = clock_gettime(ClockId::ThreadCPUTime) - cpu_before;
     work.outcome.cpu = Duration::try_from(cpu).expect("the clock does not go backwards");
     if let Err(Broken(why)) = done.and_then(|()| work.end()) {
-        let put_off = work.put_off.iter().map(|(_, _, operation)| operation);
+        let put_off = work.put_off.iter().map(|(_, operation)| operation);
         let rest = work.slots.iter().flatten().chain(put_off).map(|operation| operation.index);
         work.outcome.failed.extend(rest);
         work.error(why);
@@ -125,11 +125,13 @@ struct Work<'a> {
     /// The first operation that was not begun.
     next: u64,
     slots: Vec<Option<Operation>>,
+    /// Slots without a call. The last of those that the server has is used next.
+    vacant: Vec<usize>,
     /// Slots whose calls are in the stream's queue.
     queued: Vec<usize>,
-    /// Operations that the server put off, with their slots, which are free meanwhile, and when
-    /// they are to be called again: in this order.
-    put_off: VecDeque<(Instant, usize, Operation)>,
+    /// Operations that the server has put off or done in part, and when the rest is called for: in
+    /// this order. A vacant slot is kept for each.
+    put_off: VecDeque<(Instant, Operation)>,
     xids: Xids,
     verifier: Option<[u8; 8]>,
     /// Where data that is verified is received.
@@ -164,6 +166,7 @@ impl<'a> Work<'a> {
             operations: rank.plan.operations(rank.number),
             next: 0,
             slots: (0..load.depth).map(|_| None).collect(),
+            vacant: (0..load.depth).rev().collect(),
             queued: Vec::new(),
             put_off: VecDeque::new(),
             xids: Xids::new(),
@@ -175,45 +178,60 @@ impl<'a> Work<'a> {
     }
 
     fn transfers(&mut self) -> Result<(), Broken> {
-        for slot in 0..self.slots.len() {
-            self.begin(slot)?;
-        }
-        while !self.put_off.is_empty() || self.slots.iter().any(Option::is_some) {
-            self.call_again()?;
+        loop {
+            self.fill_slots()?;
+            let in_flight = self.slots.len() - self.vacant.len();
+            if in_flight == 0 && self.put_off.is_empty() {
+                return Ok(());
+            }
             // Replies that have come are taken before the next calls are sent: many go at once
             // then. With all calls in the queue, none is in flight and no reply can come.
-            let all_queued = self.queued.len() == self.slots.len();
+            let all_queued = self.queued.len() == in_flight;
             if all_queued || !self.stream.has_received_more()? {
                 self.flush()?;
             }
-            // The other calls go on while one is put off.
-            let due = self.put_off.front().map(|(due, ..)| *due);
-            if let Some(due) = due
+            // The other calls go on while one is put off. Without a slot for it, one of these ends
+            // before it is called for.
+            let due = self.put_off.front().map(|(due, _)| *due);
+            if let Some(due) = due.filter(|_| self.vacant_slot().is_some())
                 && !self.stream.wait_until(due)?
             {
                 continue;
             }
             self.receive()?;
         }
-        Ok(())
     }
 
-    /// Makes the calls again that were put off until now.
-    fn call_again(&mut self) -> Result<(), Broken> {
-        while let Some((_, slot, operation)) =
-            self.put_off.pop_front_if(|(due, ..)| *due <= Instant::now())
-        {
+    /// Makes a call on each slot that has none, as far as there are operations.
+    fn fill_slots(&mut self) -> Result<(), Broken> {
+        while let Some(place) = self.vacant_slot() {
+            let due = |(due, _): &mut (Instant, _)| *due <= Instant::now();
+            let operation = match self.put_off.pop_front_if(due) {
+                Some((_, operation)) => operation,
+                None if self.vacant.len() <= self.put_off.len() => break,
+                None => match self.next_operation() {
+                    Some(operation) => operation,
+                    None => break,
+                },
+            };
+            let slot = self.vacant.swap_remove(place);
             self.send(slot, operation)?;
         }
         Ok(())
     }
 
-    /// Begins the next operation of the plan, if there is one and its time has not come to an end.
-    fn begin(&mut self, slot: usize) -> Result<(), Broken> {
+    /// The place in `vacant` of a slot that the server has.
+    fn vacant_slot(&self) -> Option<usize> {
+        let slots_max = self.calls.slots_max();
+        self.vacant.iter().rposition(|slot| *slot < slots_max)
+    }
+
+    /// The next operation of the plan, if there is one and its time has not come to an end.
+    fn next_operation(&mut self) -> Option<Operation> {
         let too_late = self.ends_at.is_some_and(|end| Instant::now() >= end)
             || self.rank.load.stop.is_wanted();
         if self.next == self.operations || self.outcome.errors >= ERRORS_MAX || too_late {
-            return Ok(());
+            return None;
         }
         let index = self.next;
         self.next += 1;
@@ -225,8 +243,7 @@ impl<'a> Work<'a> {
             }
             Direction::Read | Direction::Write => transfer.bytes,
         };
-        let operation = Operation { index, transfer, wanted, done: 0, began: None, xid: 0 };
-        self.send(slot, operation)
+        Some(Operation { index, transfer, wanted, done: 0, began: None, xid: 0 })
     }
 
     /// Sends or queues the call for what is left of an operation.
@@ -280,41 +297,42 @@ impl<'a> Work<'a> {
         match self.rank.load.direction {
             Direction::Read => {
                 let (xid, answer) = self.calls.read_reply(&mut self.stream)?;
-                let (slot, operation) = self.operation(xid)?;
+                let operation = self.operation(xid)?;
                 match answer {
-                    Ok(head) => self.read_answered(slot, operation, head),
-                    Err(refusal) => self.refused(slot, operation, refusal),
+                    Ok(head) => self.read_answered(operation, head)?,
+                    Err(refusal) => {
+                        self.stream.finish()?;
+                        self.refused(operation, refusal);
+                    }
                 }
             }
             Direction::Write => {
                 let (xid, answer) = self.calls.write_reply(&mut self.stream)?;
                 self.stream.finish()?;
-                let (slot, operation) = self.operation(xid)?;
+                let operation = self.operation(xid)?;
                 match answer {
-                    Ok(ok) => self.write_answered(slot, operation, &ok),
-                    Err(refusal) => self.refused(slot, operation, refusal),
+                    Ok(ok) => self.write_answered(operation, &ok),
+                    Err(refusal) => self.refused(operation, refusal),
                 }
             }
         }
+        Ok(())
     }
 
-    /// The operation that a reply is for. Its slot is free from now on.
-    fn operation(&mut self, xid: u32) -> Result<(usize, Operation), Broken> {
+    /// The operation that a reply is for. Its slot is vacant from now on.
+    fn operation(&mut self, xid: u32) -> Result<Operation, Broken> {
         let slot = slot_of(xid);
         let place = self.slots.get_mut(slot);
         let operation = place.and_then(|slot| slot.take_if(|operation| operation.xid == xid));
-        match operation {
-            Some(operation) => Ok((slot, operation)),
-            None => Err(Broken(format!("the server answers call {xid:#010x}, which was not made"))),
-        }
+        let Some(operation) = operation else {
+            let what = format!("the server answers call {xid:#010x}, which was not made");
+            return Err(Broken(what));
+        };
+        self.vacant.push(slot);
+        Ok(operation)
     }
 
-    fn read_answered(
-        &mut self,
-        slot: usize,
-        mut operation: Operation,
-        head: ReadHead,
-    ) -> Result<(), Broken> {
+    fn read_answered(&mut self, mut operation: Operation, head: ReadHead) -> Result<(), Broken> {
         let left = operation.wanted - operation.done;
         let at = operation.transfer.offset() + u64::from(operation.done);
         let end = at + u64::from(head.count);
@@ -335,10 +353,9 @@ impl<'a> Work<'a> {
         } else if head.count == 0 || head.eof {
             self.failed(&operation, &format!("the file ends at {end}"));
         } else {
-            self.outcome.short_replies += 1;
-            return self.send(slot, operation);
+            self.go_on(operation);
         }
-        self.begin(slot)
+        Ok(())
     }
 
     fn take_data(&mut self, operation: &Operation, at: u64, count: u32) -> Result<(), Broken> {
@@ -368,33 +385,31 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    fn write_answered(
-        &mut self,
-        slot: usize,
-        mut operation: Operation,
-        ok: &Written,
-    ) -> Result<(), Broken> {
+    fn write_answered(&mut self, mut operation: Operation, ok: &Written) {
         let left = operation.wanted - operation.done;
         if ok.count == 0 || ok.count > left {
-            self.failed(&operation, &format!("{} of {left} bytes written", ok.count));
-            return self.begin(slot);
+            return self.failed(&operation, &format!("{} of {left} bytes written", ok.count));
         }
         if ok.committed < self.rank.load.stable {
-            self.failed(&operation, &format!("less durable than wanted: {}", ok.committed.name()));
-            return self.begin(slot);
+            let why = format!("less durable than wanted: {}", ok.committed.name());
+            return self.failed(&operation, &why);
         }
         if *self.verifier.get_or_insert(ok.verifier) != ok.verifier {
             self.verifier = Some(ok.verifier);
-            self.failed(&operation, LOST);
-            return self.begin(slot);
+            return self.failed(&operation, LOST);
         }
         operation.done += ok.count;
         if operation.done < operation.wanted {
-            self.outcome.short_replies += 1;
-            return self.send(slot, operation);
+            self.go_on(operation);
+        } else {
+            self.completed(&operation);
         }
-        self.completed(&operation);
-        self.begin(slot)
+    }
+
+    /// The rest after a short reply is called for next.
+    fn go_on(&mut self, operation: Operation) {
+        self.outcome.short_replies += 1;
+        self.put_off.push_front((Instant::now(), operation));
     }
 
     fn completed(&mut self, operation: &Operation) {
@@ -410,25 +425,15 @@ impl<'a> Work<'a> {
     }
 
     /// The server refused an operation; what it cannot do now is asked for again.
-    fn refused(
-        &mut self,
-        slot: usize,
-        operation: Operation,
-        refusal: Refusal,
-    ) -> Result<(), Broken> {
-        self.stream.finish()?;
+    fn refused(&mut self, operation: Operation, refusal: Refusal) {
         let patient = operation.began.is_none_or(|at| at.elapsed() < self.rank.load.timeout);
         match refusal {
             Refusal::PutOff(_) if patient => {
                 self.outcome.put_off += 1;
                 // The pause is the same for all, so the last is due last.
-                self.put_off.push_back((Instant::now() + PUT_OFF_PAUSE, slot, operation));
-                Ok(())
+                self.put_off.push_back((Instant::now() + PUT_OFF_PAUSE, operation));
             }
-            refusal => {
-                self.failed(&operation, &refusal.to_string());
-                self.begin(slot)
-            }
+            refusal => self.failed(&operation, &refusal.to_string()),
         }
     }
 

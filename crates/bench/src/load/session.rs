@@ -46,8 +46,16 @@ pub(crate) struct Session<'a> {
     xids: Xids,
     pub(super) client: ClientId,
     id: SessionId,
-    /// The next sequence id of each slot.
-    sequences: Vec<SequenceId>,
+    slots: Vec<Slot>,
+    /// The highest slot that the server wants to be used, by its last reply.
+    target: SlotId,
+}
+
+#[derive(Clone)]
+struct Slot {
+    /// That of the next call.
+    sequence: SequenceId,
+    is_in_use: bool,
 }
 
 /// Why no further result of a COMPOUND can be had.
@@ -100,7 +108,8 @@ impl<'a> Session<'a> {
             xids: Xids::new(),
             client: ClientId(0),
             id: SessionId([0; 16]),
-            sequences: vec![SequenceId(1); slots],
+            slots: vec![Slot { sequence: SequenceId(1), is_in_use: false }; slots],
+            target: SlotId(u32::MAX),
         };
         let sequence = named("EXCHANGE_ID", session.exchange_id(stream))?;
         let bytes = payload_bytes.max(CALL_BYTES_MIN) + HEAD_BYTES_MAX;
@@ -162,7 +171,7 @@ impl<'a> Session<'a> {
             requests_max,
             rdma_ird: None,
         };
-        let slots = u32::try_from(self.sequences.len()).expect("no more than calls in flight");
+        let slots = u32::try_from(self.slots.len()).expect("no more than calls in flight");
         let args = CreateSessionArgs {
             client: self.client,
             sequence,
@@ -193,6 +202,11 @@ impl<'a> Session<'a> {
         self.call_alone(stream, (OperationCode::DestroyClientid, &client), |results| {
             results.next(OperationCode::DestroyClientid)
         })
+    }
+
+    /// The slots that the server has: calls are made on those with smaller numbers. At least 1.
+    pub(super) fn slots_max(&self) -> usize {
+        usize::try_from(self.target.0).map_or(usize::MAX, |target| target.saturating_add(1))
     }
 
     /// One call on the first slot; no other is in flight.
@@ -243,7 +257,7 @@ impl<'a> Session<'a> {
     /// Puts a COMPOUND on the slot of `xid` in the queue. If `data_bytes` are to follow, so is
     /// [`BEHIND_DATA`].
     pub(super) fn queue(
-        &self,
+        &mut self,
         to: &mut RecordStream,
         xid: u32,
         cache_this: bool,
@@ -252,11 +266,13 @@ impl<'a> Session<'a> {
     ) {
         let slot = slot_of(xid);
         let slot_id = |slot| SlotId(u32::try_from(slot).expect("less than 256"));
+        self.slots[slot].is_in_use = true;
+        let highest = self.slots.iter().rposition(|slot| slot.is_in_use).expect("this one is");
         let sequence = SequenceArgs {
             session: self.id,
-            sequence: self.sequences[slot],
+            sequence: self.slots[slot].sequence,
             slot: slot_id(slot),
-            highest_slot: slot_id(self.sequences.len() - 1),
+            highest_slot: slot_id(highest),
             cache_this,
         };
         let (behind_bytes, behind) =
@@ -290,20 +306,23 @@ impl<'a> Session<'a> {
             })
         })?;
         let (xid, answer) = decoded?;
-        // A call that SEQUENCE refused has not used its slot.
+        let slot = self.slots.get_mut(slot_of(xid)).filter(|slot| slot.is_in_use);
+        let Some(slot) = slot else {
+            return Err(Broken("the server answers for a slot that was not used".into()));
+        };
+        slot.is_in_use = false;
+        // A call that SEQUENCE refused has not used its sequence id.
         let (sequence, answer) = match answer {
             Ok(passed) => passed,
             Err(refusal) => return Ok((xid, Err(refusal))),
         };
-        let slot = slot_of(xid);
-        let used = self.sequences.get_mut(slot).filter(|next| {
-            (sequence.session, sequence.sequence) == (self.id, **next)
-                && usize::try_from(sequence.slot.0) == Ok(slot)
-        });
-        let Some(next) = used else {
+        let is_for_this = (sequence.session, sequence.sequence) == (self.id, slot.sequence)
+            && usize::try_from(sequence.slot.0) == Ok(slot_of(xid));
+        if !is_for_this {
             return Err(Broken("the server answers for a slot that was not used".into()));
-        };
-        *next = next.next();
+        }
+        slot.sequence = slot.sequence.next();
+        self.target = sequence.target_highest_slot;
         Ok((xid, answer))
     }
 }

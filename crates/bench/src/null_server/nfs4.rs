@@ -7,8 +7,8 @@ use proto::nfs4::{
     CompoundHead, CompoundResult, CreateSessionArgs, CreateSessionOk, DestroyClientidArgs,
     DestroySessionArgs, ExchangeIdArgs, ExchangeIdOk, FileHandle, FileType, GetattrArgs, Handle,
     NFS4_OK, NameArgs, OneStateid, OpenArgs, OpenDelegation, OpenOk, OperationCode, ReadArgs,
-    ReadOk, ReclaimCompleteArgs, SequenceArgs, SequenceId, SequenceOk, SessionId, StateProtectHow,
-    Stateid, Time, Verifier, WriteHead, WriteOk, encode_success, next_operation,
+    ReadOk, ReclaimCompleteArgs, SequenceArgs, SequenceId, SequenceOk, SessionId, SlotId,
+    StateProtectHow, Stateid, Time, Verifier, WriteHead, WriteOk, encode_success, next_operation,
 };
 use proto::oncrpc;
 use proto::xdr::{Decode, DecodeError, Encode, Reader, Writer};
@@ -26,6 +26,8 @@ pub(super) struct Compound {
 
 /// Operations of a COMPOUND, as many as loads send.
 const OPERATIONS_MAX: usize = 8;
+/// Of each session: there is no limit.
+const HIGHEST_SLOT: SlotId = SlotId(u32::MAX);
 
 #[derive(Clone, Copy)]
 enum Operation {
@@ -210,8 +212,8 @@ fn sequenced(args: &SequenceArgs) -> SequenceOk {
         session: args.session,
         sequence: args.sequence,
         slot: args.slot,
-        highest_slot: args.highest_slot,
-        target_highest_slot: args.highest_slot,
+        highest_slot: HIGHEST_SLOT,
+        target_highest_slot: HIGHEST_SLOT,
         status_flags: 0,
     }
 }

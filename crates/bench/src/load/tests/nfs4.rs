@@ -7,6 +7,7 @@ use proto::nfs4::{
 use proto::oncrpc;
 
 use super::*;
+use crate::load::call::PUT_OFF_PAUSE;
 
 const VERSIONS: [Version; 2] = [Version::V4_1, Version::V4_2];
 
@@ -137,17 +138,18 @@ fn interrupted(script: &'static [(u32, Instead)]) -> Service {
                 (Some((_, instead)), Some(args)) => {
                     record::encode(|w| answer_instead(w, header.xid, *instead, &args))
                 }
-                _ => {
-                    upstream.write_all(&record::encode(|w| w.array(&call))).unwrap();
-                    let reply = record::read_blocking(&mut upstream, RECORD_BYTES_MAX);
-                    let reply = reply.unwrap().unwrap();
-                    record::encode(|w| w.array(&reply))
-                }
+                _ => record::encode(|w| w.array(&forwarded(&mut upstream, &call))),
             };
             client.write_all(&reply).unwrap();
         }
     });
     Service { version: Version::V4_2, ..service }
+}
+
+/// The reply of another server to a call.
+fn forwarded(to: &mut TcpStream, call: &[u8]) -> Vec<u8> {
+    to.write_all(&record::encode(|w| w.array(call))).unwrap();
+    record::read_blocking(to, RECORD_BYTES_MAX).unwrap().unwrap()
 }
 
 fn sequence(r: &mut Reader<'_>) -> Option<SequenceArgs> {
@@ -217,4 +219,62 @@ fn refusals_and_answers_for_other_slots_are_errors() {
         let outcome = put(&load, &interrupted(script), &mut null_files(1));
         check_errors(&outcome, errors, words);
     }
+}
+
+/// The highest slot that the server of [`lowering`] wants to be used from its reply to the call
+/// with this number on.
+fn target(call: usize) -> u32 {
+    if (20..40).contains(&call) { 1 } else { 3 }
+}
+
+/// The null server behind one with a [`target`], which notes the slot and the highest slot of each
+/// call of a session and puts one of eight off. None is put off any more when the target rises, so
+/// that no slot is kept for one.
+fn lowering(calls: Arc<Mutex<Vec<(u32, u32)>>>) -> Service {
+    let upstream = null().address;
+    let service = misbehaving(move |mut client| {
+        let mut upstream = TcpStream::connect(upstream).unwrap();
+        while let Some(call) = record::read_blocking(&mut client, RECORD_BYTES_MAX).unwrap() {
+            let mut reader = Reader::new(&call);
+            let header = decode_call(&mut reader).unwrap();
+            let mut reply = forwarded(&mut upstream, &call);
+            if let Some(args) = sequence(&mut reader) {
+                let mut calls = calls.lock().unwrap();
+                if calls.len() == 40 {
+                    thread::sleep(PUT_OFF_PAUSE);
+                }
+                if calls.len() % 8 == 7 && calls.len() < 32 {
+                    let mut w = Writer::new();
+                    answer_instead(&mut w, header.xid, Instead::Putfh(Status::Delay), &args);
+                    reply = w.into_vec();
+                }
+                reply[TARGET_AT..][..4].copy_from_slice(&target(calls.len()).to_be_bytes());
+                calls.push((args.slot.0, args.highest_slot.0));
+            }
+            client.write_all(&record::encode(|w| w.array(&reply))).unwrap();
+        }
+    });
+    Service { version: Version::V4_2, ..service }
+}
+
+/// Where a reply has its target.
+const TARGET_AT: usize = 72;
+
+#[test]
+fn no_call_is_made_on_a_slot_that_the_server_has_given_up() {
+    let calls = Arc::default();
+    let service = lowering(Arc::clone(&calls));
+    let load = Load { depth: 4, ..read_load(Pattern::EasySequential, &[60], 4096) };
+    let outcome = put(&load, &service, &mut null_files(1));
+    assert_done(&outcome, 60, 4096);
+    assert!(outcome.put_off > 2, "{}", outcome.put_off);
+    let calls = calls.lock().unwrap();
+    for (number, (slot, highest)) in calls.iter().enumerate().skip(4) {
+        // The reply to the fourth call before it has come, and perhaps later ones.
+        let targets = (number - 4..number).map(target);
+        assert!(*slot <= targets.max().unwrap(), "call {number}: {slot}");
+        let highest_max = if (28..40).contains(&number) { 1 } else { 3 };
+        assert!((*slot..=highest_max).contains(highest), "call {number}: {slot} {highest}");
+    }
+    assert!(calls[44..].iter().any(|(slot, _)| *slot == 3), "the slots are used again: {calls:?}");
 }
