@@ -20,7 +20,8 @@ pub(crate) struct Options {
     #[arg(value_name = "URL", required = true, num_args = 2..)]
     targets: Vec<Target>,
 
-    /// Do not overwrite an existing file
+    /// Do not overwrite an existing file. A file that another client makes between the check and
+    /// the rename is overwritten: NFS version 3 has no rename that refuses to
     #[arg(short, long, overrides_with = "force")]
     no_clobber: bool,
 
@@ -118,6 +119,8 @@ impl Mover<'_> {
         let (shown, to_shown) = (&from.shown, &to.shown);
         let cannot = |reason: Failure| format!("cannot move {shown} to {to_shown}: {reason}");
         match remote.lookup(to.dir, &to.name).await {
+            // LINK and REMOVE would replace no file that is made after this check. But of two
+            // clients that move one file at once both would succeed, and only one does by RENAME.
             Ok(_) if self.options.no_clobber => return Ok(Renamed::Kept),
             Ok(other) if other.is_same(source) => {
                 return Err(format!("{shown} and {to_shown} are the same file"));
