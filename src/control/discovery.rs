@@ -10,9 +10,9 @@ use std::thread;
 
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
-use server::report::Status;
+use serde::Deserialize;
 
-use super::client::{self, ask};
+use super::client::{self, AskError, ask};
 use super::{Command, SOCKET};
 
 /// The kernel's table of Unix sockets.
@@ -61,18 +61,27 @@ struct Listener {
     pid: i32,
 }
 
+/// Of the status of a server: all that is needed here, so that another version can be asked too.
+#[derive(Deserialize)]
+struct ConfigOf {
+    config: Option<String>,
+}
+
 /// A server that runs.
 #[derive(Debug)]
 pub(crate) struct Running {
     socket: PathBuf,
     pid: i32,
-    config: Option<String>,
+    /// Its configuration file, if it has one. A server that hangs gives none, and is listed all
+    /// the same: it may be the one that is meant.
+    config: Result<Option<String>, AskError>,
 }
 
 impl Running {
-    fn of(listener: &Listener) -> Option<Self> {
-        let Status { config, .. } = ask(&listener.socket, Command::Status).ok()?;
-        Some(Self { socket: listener.socket.clone(), pid: listener.pid, config })
+    fn of(listener: &Listener) -> Self {
+        let status: Result<ConfigOf, AskError> = ask(&listener.socket, Command::Status);
+        let config = status.map(|status| status.config);
+        Self { socket: listener.socket.clone(), pid: listener.pid, config }
     }
 }
 
@@ -86,8 +95,13 @@ fn those_that_run(running: &[Running]) -> String {
 
 fn listed(running: &[Running]) -> String {
     let described = running.iter().map(|Running { socket, pid, config }| {
-        let config = config.as_ref().map(|file| format!(" of {file}"));
-        format!("{} (process {pid}{})", socket.display(), config.unwrap_or_default())
+        let rest = match config {
+            Ok(Some(file)) => format!(" of {file}"),
+            Ok(None) => String::new(),
+            Err(AskError::Refused(why)) => format!(", answers: {why}"),
+            Err(_) => ", does not answer".to_owned(),
+        };
+        format!("{} (process {pid}{rest})", socket.display())
     });
     described.collect::<Vec<_>>().join(", ")
 }
@@ -150,7 +164,8 @@ fn named(which: &str, own: &[Listener], others: &[Listener]) -> Result<PathBuf, 
     let file = fs::canonicalize(which).ok();
     // The server has its paths as they were given to it, with links and `..`.
     let is_config = |server: &Running| {
-        let config = server.config.as_ref().and_then(|config| fs::canonicalize(config).ok());
+        let config = server.config.as_ref().ok().and_then(Option::as_ref);
+        let config = config.and_then(|config| fs::canonicalize(config).ok());
         config.is_some() && config == file
     };
     let mut asked = Vec::new();
@@ -163,20 +178,20 @@ fn named(which: &str, own: &[Listener], others: &[Listener]) -> Result<PathBuf, 
             _ => return Err(FindError::Several { running: matching }),
         }
         // One of its own that does not answer may be the one that is meant.
-        if asked.len() < listeners.len() {
+        if asked.iter().any(|server| server.config.is_err()) {
             break;
         }
     }
     Err(FindError::NoSuch { which: which.to_owned(), running: asked })
 }
 
-/// Those that answer as servers do. They are asked together: one that is silent delays no other.
+/// All of them, asked together, so that several that are silent take the time of one.
 fn running(listeners: &[Listener]) -> Vec<Running> {
     let ask = |some: &[Listener]| {
         thread::scope(|scope| {
             let ask = |listener| scope.spawn(move || Running::of(listener));
             let asked: Vec<_> = some.iter().map(ask).collect();
-            asked.into_iter().filter_map(|asked| asked.join().ok()?).collect::<Vec<_>>()
+            asked.into_iter().map(|asked| asked.join().expect("no panic")).collect::<Vec<_>>()
         })
     };
     listeners.chunks(ASKED_AT_ONCE).flat_map(ask).collect()

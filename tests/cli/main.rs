@@ -6,6 +6,7 @@
 mod arguments;
 mod client;
 mod control;
+mod discovery;
 mod failing_disk;
 mod fixture;
 mod foreign_servers;
