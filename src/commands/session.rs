@@ -1,7 +1,6 @@
 //! Connections to servers for the life of a command, one for each export that it touches.
 
 use std::collections::HashMap;
-use std::str::FromStr as _;
 use std::sync::Arc;
 
 use clap::Args;
@@ -17,23 +16,24 @@ use super::remote::{LastLink, Node, Remote, below, without_end_slashes};
 /// The options of every command.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ConnectOptions {
-    /// How to reach the server and what to do when it does not answer, as in nfs(5): soft, timeo=,
-    /// retrans=, rsize=, wsize=, nconnect=, port=, mountport=, resvport and others; repeatable
+    /// How to reach the server and what to do when it does not answer, as in nfs(5): hard, soft,
+    /// timeo=, retrans=, rsize=, wsize=, nconnect=, port=, mountport=, resvport, noresvport;
+    /// repeatable
     #[arg(short = 'o', value_name = "OPTION[,OPTION...]", value_parser = checked)]
     #[arg(help_heading = "Connection")]
     options: Vec<String>,
 }
 
-/// A list in which every option is understood.
+/// A list in which every option is understood and has an effect on the commands.
 fn checked(list: &str) -> std::result::Result<String, OptionError> {
-    MountRequest::from_str(list).map(|_| list.to_owned())
+    MountRequest::of_connection(list).map(|_| list.to_owned())
 }
 
 impl ConnectOptions {
     /// All options given; a later one overrides an earlier one.
     pub(crate) fn mount(&self) -> MountOptions {
         let list = self.options.join(",");
-        MountRequest::from_str(&list).expect("each part was checked when it was read").nfs
+        MountRequest::of_connection(&list).expect("each part was checked when it was read")
     }
 }
 

@@ -273,6 +273,18 @@ fn a_path_that_is_not_exported_is_reported() {
 }
 
 #[test]
+fn options_that_concern_mounts_alone_are_refused() {
+    let server = Server::start();
+    let url = server.url("new");
+    let output = run(["touch", "-o", "soft,ro", &url]);
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains(": option ro: only for `spillway mount`\n"), "{stderr}");
+    assert!(!server.path("new").exists());
+    succeeded(run(["touch", "-o", "soft,rw,vers=3", &url]));
+}
+
+#[test]
 fn misuse_exits_2_with_one_sentence_and_a_hint() {
     let cases: &[(&[&str], &str)] = &[
         (&["ls"], "the following required arguments were not provided: <URL>..."),

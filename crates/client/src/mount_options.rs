@@ -128,6 +128,38 @@ impl MountRequest {
         Ok(())
     }
 
+    /// Parses a list for a command that reaches a server and mounts nothing.
+    ///
+    /// # Errors
+    /// Names the first option that is invalid, or that has an effect on a mount alone.
+    pub fn of_connection(list: &str) -> Result<MountOptions, OptionError> {
+        for text in list.split(',').filter(|text| !text.is_empty()) {
+            if !text.parse::<Self>()?.is_of_connection() {
+                return Err(Named::split(text).error("only for `spillway mount`"));
+            }
+        }
+        Ok(list.parse::<Self>()?.nfs)
+    }
+
+    /// Whether all that is not about the connection to the server has its default.
+    fn is_of_connection(&self) -> bool {
+        let MountOptions { port, mount_port, nconnect, reserved_port, .. } = self.nfs;
+        let MountOptions { rsize, wsize, timeout, retransmissions, recovery, .. } = self.nfs;
+        let nfs = MountOptions {
+            port,
+            mount_port,
+            nconnect,
+            reserved_port,
+            rsize,
+            wsize,
+            timeout,
+            retransmissions,
+            recovery,
+            ..MountOptions::default()
+        };
+        *self == Self { nfs, ..Self::default() }
+    }
+
     fn apply_nfs_flag(&mut self, name: &str) -> bool {
         let nfs = &mut self.nfs;
         match name {
@@ -520,6 +552,33 @@ mod tests {
         ] {
             assert_eq!(sentence(list), expected, "{list}");
         }
+    }
+
+    #[test]
+    fn options_without_effect_on_a_connection_are_for_mounts_alone() {
+        for option in [
+            "ro",
+            "sync",
+            "nocto",
+            "noac",
+            "acregmin=9",
+            "rdirplus=force",
+            "nordirplus",
+            "lookupcache=none",
+            "allow_other",
+            "noexec",
+            "log=/tmp/log",
+            "remount",
+        ] {
+            let error = MountRequest::of_connection(&format!("soft,{option}")).unwrap_err();
+            assert_eq!(error.to_string(), format!("option {option}: only for `spillway mount`"));
+        }
+        let connection = "port=1,mountport=2,nconnect=3,noresvport,rsize=4096,wsize=8192,timeo=7,\
+             retrans=5,soft";
+        // Options that hold in any case, and those that fstab has beside them.
+        let list = format!("{connection},rw,vers=3,tcp,nolock,_netdev");
+        assert_eq!(MountRequest::of_connection(&list), Ok(parsed(connection).nfs));
+        assert!(MountRequest::of_connection("wszie=1").is_err());
     }
 
     #[test]
