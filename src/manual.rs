@@ -100,6 +100,7 @@ fn add_command(command: &Command, pages: &mut Vec<Page>) -> io::Result<()> {
     man.render_options_section(&mut text)?;
     let mut rest = Roff::new();
     add_subcommands(command, &mut rest);
+    add_after_help(command, &mut rest);
     if name == "spillway-mount" {
         markdown::append(include_str!("../docs/mount.md"), &mut rest);
     }
@@ -167,6 +168,17 @@ fn add_subcommands(command: &Command, roff: &mut Roff) {
         roff.text([bold(name), roman(format!("({})", section(name)))]);
         roff.text([roman(about)]);
     }
+}
+
+/// The text at the end of the help, `Heading:` and lines, as a section.
+fn add_after_help(command: &Command, roff: &mut Roff) {
+    let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    let Some((heading, lines)) = text.split_once(":\n") else { return };
+    roff.control("SH", [heading.to_uppercase().as_str()]).control("nf", []);
+    for line in lines.lines() {
+        roff.text([roman(line.trim_start())]);
+    }
+    roff.control("fi", []);
 }
 
 fn add_references(name: &str, roff: &mut Roff) {

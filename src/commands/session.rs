@@ -13,8 +13,16 @@ use rustix::io::Errno;
 use super::failure::Result;
 use super::remote::{LastLink, Node, Remote, below, without_end_slashes};
 
+/// The end of the help of every command.
+const URLS: &str = "\
+URLs:
+  nfs://HOST[:PORT]/PATH; in PATH, %XX is a byte: %3F a question mark, %25 a percent sign.
+  Options follow a ? with & between them: nfsport= and mountport= for ports, uid= and gid=
+  to call as another user and group, version=3.";
+
 /// The options of every command.
 #[derive(Args, Clone, Debug)]
+#[command(after_help = URLS)]
 pub(crate) struct ConnectOptions {
     /// How to reach the server and what to do when it does not answer, as in nfs(5): hard, soft,
     /// timeo=, retrans=, rsize=, wsize=, nconnect=, port=, mountport=, resvport, noresvport;

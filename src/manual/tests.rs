@@ -85,6 +85,13 @@ fn a_document_becomes_roff() {
 }
 
 #[test]
+fn pages_have_the_text_at_the_end_of_the_help() {
+    let (ls, set) = (text("spillway-ls"), text("spillway-set"));
+    assert!(ls.contains(".SH URLS\n.nf\nnfs://HOST[:PORT]/PATH;"), "{ls}");
+    assert!(set.contains(".SH EXAMPLES\n.nf\nspillway set /data io_cache_read=direct\n"), "{set}");
+}
+
+#[test]
 fn the_page_of_the_configuration_file_describes_keys() {
     let page = text("spillway.toml");
     assert!(page.contains(".SS\n\\fBstate_dir\\fR\nDirectory of the key"), "{page}");

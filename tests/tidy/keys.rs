@@ -1,4 +1,4 @@
-//! The keys of the configuration file and their descriptions.
+//! The keys of the configuration file, the options of URLs, and their descriptions.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -30,6 +30,21 @@ fn each_key_of_the_configuration_file_is_described() {
         violations.extend(described.difference(&keys).map(|key| format!("{key}: no such key")));
     }
     assert_none("docs/configuration.md describes each key in its section", &violations);
+}
+
+#[test]
+fn each_option_of_a_url_is_described() {
+    let read = |path: &str| fs::read_to_string(root().join(path)).expect("it exists");
+    let (source, document) = (read("crates/client/src/nfs_url.rs"), read("README.md"));
+    let (_, arms) = source.split_once("        match name {\n").expect("it reads options");
+    let (arms, _) = arms.split_once("            _ =>").expect("the others are refused");
+    let arms = arms.lines().filter_map(|arm| arm.trim().strip_prefix('"'));
+    let names: BTreeSet<_> = arms.filter_map(|arm| arm.split('"').next()).collect();
+    assert!(names.contains("nfsport"), "{names:?}");
+    let is_described = |name: &&str| document.contains(&format!("`{name}="));
+    let violations: Vec<_> =
+        names.into_iter().filter(|name| !is_described(name)).map(str::to_owned).collect();
+    assert_none("README.md describes each option of a URL", &violations);
 }
 
 /// The names of the fields of `structure` but for [`NESTED`].
