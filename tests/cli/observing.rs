@@ -357,7 +357,7 @@ fn each_step_is_logged_with_vv() {
     let (_, file) = client.find("/data", "file");
     client.call(Procedure::Read, &ReadArgs { file, offset: 0, count: 10 });
     let lines = running.lines_to("read_done: ");
-    for step in ["begins", "resolved xid=2", "read_start: ", "read_io_done: "] {
+    for step in ["begins", "resolved xid=0x00000002 ", "read_start: ", "read_io_done: "] {
         assert!(lines.iter().any(|line| line.contains(step)), "{step}: {lines:#?}");
     }
     running.stop(Signal::TERM);

@@ -89,7 +89,8 @@ impl Service {
         let object = admitted.object(handle)?;
         let caller = self.caller(admitted.access(), credential);
         let Caller { uid, gid, read_only, .. } = &caller;
-        tracing::trace!(xid, export = export.name, uid, gid, read_only, "resolved");
+        let (xid, export) = (format_args!("0x{xid:08x}"), &export.name);
+        tracing::trace!(%xid, export, uid, gid, read_only, "resolved");
         Ok((caller, object))
     }
 
