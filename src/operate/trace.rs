@@ -128,11 +128,18 @@ fn json(message: TraceMessage) -> serde_json::Result<String> {
     members.insert("xid".to_owned(), hex(xid));
     members.insert("fh_hash".to_owned(), hex(fh_hash));
     let fields = detail.split(' ').filter_map(|field| field.split_once('='));
-    members.extend(fields.map(|(name, value)| {
-        let value = value.parse::<u64>().map_or_else(|_| Value::from(value), Value::from);
-        (name.to_owned(), value)
-    }));
+    members.extend(fields.map(|(name, value)| member(name, value)));
     serde_json::to_string(&members)
+}
+
+/// A field as a member: a number without its unit, which the name has instead.
+fn member(name: &str, value: &str) -> (String, Value) {
+    let number = |text: &str| text.parse::<u64>().ok().map(Value::from);
+    match (number(value), value.strip_suffix("us").and_then(number)) {
+        (Some(number), _) => (name.to_owned(), number),
+        (None, Some(microseconds)) => (format!("{name}_us"), microseconds),
+        (None, None) => (name.to_owned(), value.into()),
+    }
 }
 
 fn list() -> String {
@@ -173,5 +180,8 @@ mod tests {
     fn numbers_have_their_units() {
         assert_eq!((xid("0x5dcf019c"), xid("7")), (Ok(0x5dcf_019c), Ok(7)));
         assert!(xid("0x").is_err() && xid("0x100000000").is_err());
+        assert_eq!(member("queue", "7us"), ("queue_us".to_owned(), 7.into()));
+        assert_eq!(member("count", "7"), ("count".to_owned(), 7.into()));
+        assert_eq!(member("status", "bonus"), ("status".to_owned(), "bonus".into()));
     }
 }
