@@ -3,7 +3,7 @@
 
 use std::fs::{self, Permissions};
 use std::io;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
@@ -74,6 +74,7 @@ impl Drop for Control {
 struct Service {
     monitor: Monitor,
     config: Option<PathBuf>,
+    metrics: Option<SocketAddr>,
     changes: mpsc::Sender<Change>,
     connections: Arc<Semaphore>,
 }
@@ -98,7 +99,9 @@ pub(crate) fn start(
     let (ends, ended) = oneshot::channel();
     let socket = listener.is_ok().then_some(path);
     let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let service = Arc::new(Service { monitor, config, changes, connections });
+    let metrics_address = metrics.as_ref().and_then(|metrics| metrics.local_addr().ok());
+    let service = Service { monitor, config, metrics: metrics_address, changes, connections };
+    let service = Arc::new(service);
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     thread::Builder::new().name("spillway-ctl".to_owned()).spawn(move || {
         runtime.block_on(async move {
@@ -259,6 +262,7 @@ async fn answer(
         Command::Status => {
             let mut status = monitor.status();
             status.config = service.config.as_deref().map(path_text);
+            status.metrics = service.metrics;
             Ok(value(&status))
         }
         Command::Sample { time_calls_seconds } => {

@@ -1,4 +1,4 @@
-//! `spillway status`: the settings in force, and the state of the server.
+//! `spillway status`: the main settings in force, and the state of the server.
 
 use std::iter;
 
@@ -12,8 +12,9 @@ use crate::control::Command;
 
 /// Show a running server: exports with their modes, connections, memory, errors
 ///
-/// Shows the settings in force, the exports with their I/O modes, connections, memory in use, the
-/// state of NFS version 4, and counters of errors.
+/// Shows the addresses, what is switched on or off, the exports with their I/O modes and hosts and
+/// whether they are read-only, connections, memory in use, the state of NFS version 4, and counters
+/// of errors. `spillway check` shows the rules and rates of each export of a configuration file.
 ///
 /// Exit status: 0 if the server answered, 1 if none runs or it takes no commands of this user.
 #[derive(Args)]
@@ -46,6 +47,7 @@ fn facts(status: &Status) -> Vec<Vec<String>> {
     let (memory, connections) = (&status.memory, &status.connections);
     let listen: Vec<_> = status.listen.iter().map(ToString::to_string).collect();
     let switch = |on| if on { "on" } else { "off" };
+    let tracing = status.trace.join(",");
     let mut facts = Vec::new();
     let mut fact = |name: &str, value: String| facts.push(vec![name.to_owned(), value]);
     if let Some(config) = &status.config {
@@ -58,7 +60,10 @@ fn facts(status: &Status) -> Vec<Vec<String>> {
         "switches",
         format!("read-ahead {}, splice {}", switch(status.read_ahead), switch(status.splice)),
     );
-    fact("tracing", status.trace.clone());
+    if let Some(metrics) = status.metrics {
+        fact("metrics", format!("http://{metrics}/metrics"));
+    }
+    fact("tracing", if tracing.is_empty() { "no event".to_owned() } else { tracing });
     fact(
         "connections",
         format!(
@@ -129,8 +134,11 @@ fn reads(export: &ExportStatus) -> String {
     iter::once(export.io_cache_read.as_str()).chain(off).collect::<Vec<_>>().join(", ")
 }
 
-/// The mode of WRITEs, and the stability if it is one for all.
+/// The mode of WRITEs, and the stability if it is one for all; none if all are refused.
 fn writes(export: &ExportStatus) -> String {
+    if export.read_only {
+        return "read-only".to_owned();
+    }
     let stability = if export.file_sync_writes { ", FILE_SYNC" } else { "" };
     format!("{}{stability}", export.io_cache_write)
 }

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use proto::nfs3::{Procedure, ReadArgs, StableHow, WriteArgs, WriteReply};
 use proto::xdr::decode_all;
 use rustix::process::{Signal, geteuid};
+use serde_json::json;
 
 use crate::client::{Client, make_file};
 use crate::fixture::{
@@ -72,8 +73,36 @@ fn status_shows_settings_and_use() {
     assert_eq!(status["exports"][0]["io_cache_read"], "auto");
     assert_eq!(status["memory"]["budget_bytes"], 512 << 20);
     assert_eq!(status["nfs4"]["clients"], 0);
+    assert_eq!((&status["trace"], &status["metrics"]), (&json!([]), &json!(null)));
     running.stop(Signal::TERM);
     assert!(!place.path("state/spillway.sock").exists());
+}
+
+#[test]
+fn status_shows_read_only_exports_metrics_and_traced_events() {
+    let place = Place::new();
+    let rules = "read_only = true\n[[export.client]]\nhosts = [\"*\"]\n";
+    let written = "[[export]]\npath = \"$DIR/b\"\nname = \"/b\"\nread_only = true\n\
+                   [[export.client]]\nhosts = [\"127.0.0.1\"]\nread_only = false\n";
+    let head = "trace = [\"read_done\", \"read_start\"]\nmetrics = \"127.0.0.1:0\"\n";
+    let config = place.configure(&format!("{head}{ONE_EXPORT}{rules}{written}"));
+    let running = Running::start(serve_config(&config), 2);
+    let status = json(&place, &["status"]);
+    assert_eq!(status["trace"], json!(["read_start", "read_done"]));
+    let read_only = [0, 1].map(|export| &status["exports"][export]["read_only"]);
+    assert_eq!(read_only, [&json!(true), &json!(false)]);
+    let metrics = status["metrics"].as_str().unwrap();
+    assert!(metrics.starts_with("127.0.0.1:") && !metrics.ends_with(":0"), "{metrics}");
+    let text = succeeded(operate(&place, &["status"]));
+    for expected in [
+        format!("http://{metrics}/metrics\n"),
+        "read_start,read_done\n".to_owned(),
+        "/a      auto   read-only  ".to_owned(),
+        "/b      auto   auto       ".to_owned(),
+    ] {
+        assert!(text.contains(&expected), "{expected}: {text}");
+    }
+    running.stop(Signal::TERM);
 }
 
 #[test]

@@ -9,6 +9,7 @@ use super::{MonitorFacts, figures, path_text};
 use crate::counters::{Counter, Figure};
 use crate::export::Export;
 use crate::service::Service;
+use crate::trace::{Event, Events};
 use crate::vfs::Switches;
 
 /// A server at a moment.
@@ -26,14 +27,16 @@ pub struct Status {
     pub uptime_seconds: u64,
     /// Addresses of NFS, and of MOUNT with version 3.
     pub listen: Vec<SocketAddr>,
+    /// Where metrics are served.
+    pub metrics: Option<SocketAddr>,
     /// The versions of NFS that are served.
     pub nfs_versions: Vec<String>,
     /// Whether sequential READs past the page cache are read ahead.
     pub read_ahead: bool,
     /// Whether READs are spliced from the page cache to the socket.
     pub splice: bool,
-    /// The trace events that are printed, with commas between them; `no event` for none.
-    pub trace: String,
+    /// The trace events that are printed.
+    pub trace: Vec<String>,
     /// In the order of the configuration.
     pub exports: Vec<ExportStatus>,
     /// Connections, and calls in progress.
@@ -71,6 +74,9 @@ pub struct ExportStatus {
     pub file_sync_writes: bool,
     /// The hosts of all rules.
     pub hosts: Vec<String>,
+    /// Whether each rule refuses every change.
+    #[serde(default)]
+    pub read_only: bool,
 }
 
 /// Connections, and calls in progress.
@@ -151,16 +157,22 @@ pub(super) fn of(service: &Service, facts: &MonitorFacts) -> Status {
         state_dir: path_text(&facts.state_dir),
         uptime_seconds: service.now().as_secs(),
         listen: facts.listen.clone(),
+        metrics: None,
         nfs_versions: versions.split(',').map(str::to_owned).collect(),
         read_ahead: switches.read_ahead(),
         splice: switches.splice(),
-        trace: service.tracer.events().to_string(),
+        trace: trace(service.tracer.events()),
         exports: exports.table.iter().map(|export| export_status(export, switches)).collect(),
         connections: connections(service, &figures),
         memory: memory(&figures),
         errors: errors(service, &figures),
         nfs4: service.serves_v4().then(|| nfs4(service, &figures)),
     }
+}
+
+fn trace(events: Events) -> Vec<String> {
+    let on = Event::ALL.iter().filter(|event| events.contains(**event));
+    on.map(|event| event.name().to_owned()).collect()
 }
 
 fn export_status(export: &Export, switches: &Switches) -> ExportStatus {
@@ -175,6 +187,11 @@ fn export_status(export: &Export, switches: &Switches) -> ExportStatus {
         sync: export.sync,
         file_sync_writes: export.file_sync_writes,
         hosts: export.host_specs().collect(),
+        read_only: export
+            .metadata_servers
+            .iter()
+            .chain(&export.rules)
+            .all(|rule| rule.access.read_only),
     }
 }
 
