@@ -111,13 +111,14 @@ fn converse(
     let deadline = Instant::now() + time_max;
     let mut stream = connect(socket, Some(time_max))?;
     stream.set_write_timeout(Some(time_until(deadline)?))?;
-    stream.write_all(line)?;
+    let written = stream.write_all(line);
     let mut reply = String::new();
     let answer = Answer { stream, deadline: Some(deadline) };
     let mut stream = BufReader::new(answer.take(REPLY_BYTES_MAX));
-    stream.read_line(&mut reply)?;
-    if reply.is_empty() {
-        // It closes connections of other users, and those of which it has too many.
+    // A server that refuses a connection answers before the request, which fails then.
+    if stream.read_line(&mut reply)? == 0 {
+        written?;
+        // It closes connections of other users.
         return Err(io::Error::new(
             io::ErrorKind::ConnectionReset,
             "the server closed the connection",

@@ -2,7 +2,7 @@
 //! request that is slow can hold up a call, nor the signals of the main thread.
 
 use std::fs::{self, Permissions};
-use std::io;
+use std::io::{self, Write as _};
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixListener as StdListener;
@@ -27,7 +27,7 @@ use super::http;
 use super::{Command, Outcome, REQUEST_BYTES_MAX, Reply, Request, SOCKET, TraceMessage, VERSION};
 use crate::log;
 
-/// Requests that are served at a time; others are refused at once.
+/// Requests that are served at a time; others are refused at once, with a sentence.
 const CONNECTIONS_MAX: usize = 16;
 /// How long a peer may take to send its request, and again to take its reply.
 const PEER_TIME_MAX: Duration = Duration::from_secs(5);
@@ -147,8 +147,8 @@ async fn accept(service: Arc<Service>, listener: StdListener) {
     }
 }
 
-/// Begins to serve a connection of root or of the server's user. Any other is closed, and so is one
-/// too many.
+/// Begins to serve a connection of root or of the server's user. Any other is closed, and one too
+/// many is refused.
 fn serve(service: &Arc<Service>, stream: UnixStream) {
     let peer = match stream.peer_cred() {
         Ok(peer) if peer.uid() == 0 || peer.uid() == geteuid().as_raw() => peer,
@@ -156,7 +156,8 @@ fn serve(service: &Arc<Service>, stream: UnixStream) {
         Err(error) => return warn!(%error, "control connection refused: no credentials"),
     };
     let Ok(place) = Arc::clone(&service.connections).try_acquire_owned() else {
-        return info!(uid = peer.uid(), "control connection refused: too many");
+        info!(uid = peer.uid(), "control connection refused: too many");
+        return refuse(stream);
     };
     let service = Arc::clone(service);
     tokio::spawn(async move {
@@ -166,6 +167,15 @@ fn serve(service: &Arc<Service>, stream: UnixStream) {
         }
         drop(place);
     });
+}
+
+/// Answers a connection before its request. Nothing waits: a new socket has room for the line.
+fn refuse(stream: UnixStream) {
+    let why = format!("the server serves {CONNECTIONS_MAX} commands at a time already: try again");
+    let refused = reply(Outcome::Error(why)).and_then(|line| stream.into_std()?.write_all(&line));
+    if let Err(error) = refused {
+        debug!(%error, "control connection closed");
+    }
 }
 
 /// Takes one request and answers it.

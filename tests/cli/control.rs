@@ -530,10 +530,20 @@ fn hostile_peers_of_the_control_socket_delay_no_command() {
     let connect = || UnixStream::connect(place.path("state/spillway.sock")).unwrap();
     let silent: Vec<_> = (0..40).map(|_| connect()).collect();
     let begun = Instant::now();
+    let sentence = "the server serves 16 commands at a time already: try again";
+    let mut refusal = String::new();
+    silent[39].set_read_timeout(Some(PATIENCE)).unwrap();
+    BufReader::new(&silent[39]).read_line(&mut refusal).unwrap();
+    assert_eq!(refusal, format!("{{\"version\":1,\"error\":\"{sentence}\"}}\n"));
     (0..10).for_each(|_| read_once(&mut client, file));
     assert!(begun.elapsed() < Duration::from_secs(4), "calls do not wait for the socket");
     // They lose their places in time.
-    while operate(&place, &["status"]).status.code() != Some(0) {
+    loop {
+        let output = operate(&place, &["status"]);
+        if output.status.code() == Some(0) {
+            break;
+        }
+        assert_exit(&output, 1, sentence);
         assert!(begun.elapsed() < PATIENCE, "silent peers keep the socket");
         std::thread::sleep(Duration::from_millis(100));
     }
