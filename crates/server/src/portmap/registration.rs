@@ -45,19 +45,23 @@ fn entries(listening: &[SocketAddr]) -> Vec<Entry> {
 /// Registers NFS and MOUNT for sockets on `listening`, all of them or none.
 ///
 /// # Errors
-/// `rpcbind` does not answer, or it has one of these programs already (`AddrInUse`).
-pub(crate) async fn register(rpcbind: SocketAddr, listening: &[SocketAddr]) -> io::Result<()> {
-    let rpcbind = connect(rpcbind).await?;
+/// The portmapper at `address` does not answer, or refuses one of these programs (`AddrInUse`):
+/// it has that already, or registers none.
+pub(crate) async fn register(address: SocketAddr, listening: &[SocketAddr]) -> io::Result<()> {
+    let rpcbind = connect(address).await?;
     let entries = entries(listening);
     for (index, entry) in entries.iter().enumerate() {
         let Entry { program, version, .. } = entry;
         let error = match call(&rpcbind, RpcbindProcedure::Set, entry).await {
             Ok(true) => continue,
+            // An rpcbind has an entry of another server; the portmapper of `serve` takes none.
             Ok(false) => io::Error::new(
                 ErrorKind::AddrInUse,
                 format!(
-                    "rpcbind has program {program} registered for another server; if that is gone, \
-                     run `rpcinfo -d {program} {version}`"
+                    "the portmapper on {address} refused to register program {program}: `rpcinfo -p` \
+                     lists the server that has it (if that is gone, run `rpcinfo -d {program} \
+                     {version}`), or the portmapper is another `spillway serve --portmap`, which \
+                     registers no other server"
                 ),
             ),
             Err(error) => error,
@@ -249,7 +253,11 @@ mod tests {
         let (address, serving) = rpcbind(&[Some(false)]);
         let error = register(address, &listening(&["0.0.0.0:2049"])).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::AddrInUse);
-        assert!(error.to_string().contains("`rpcinfo -d 100003 3`"), "{error}");
+        let head = format!("the portmapper on {address} refused to register program 100003: ");
+        let causes = ["`rpcinfo -d 100003 3`", "another `spillway serve --portmap`"];
+        let error = error.to_string();
+        assert!(error.starts_with(&head), "{error}");
+        assert!(causes.iter().all(|cause| error.contains(cause)), "{error}");
         assert_eq!(serving.await.unwrap(), wanted(RpcbindProcedure::Set)[..1]);
     }
 
