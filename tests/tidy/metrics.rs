@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
+use server::counters::Counter;
 use server::report::metric_names;
 
 use crate::root;
@@ -36,6 +37,27 @@ fn each_metric_is_explained() {
     assert!(missing.is_empty(), "docs/metrics.md has no row for {missing:?}");
     let unknown: Vec<_> = mentioned.difference(&names).collect();
     assert!(unknown.is_empty(), "docs/metrics.md names what there is not: {unknown:?}");
+}
+
+#[test]
+fn each_way_of_a_read_or_write_is_explained_beside_its_counter() {
+    let text = fs::read_to_string(root().join("docs/io-modes.md")).expect("the page exists");
+    let rows: Vec<_> = text.lines().filter(|line| line.starts_with("| `")).collect();
+    let missing = Counter::ALL.iter().filter(|counter| {
+        let (family, labels) = counter.metric();
+        // The direction is in the name.
+        let shown = labels.iter().filter(|(label, _)| *label != "direction");
+        let way = shown.map(|(_, value)| *value).collect::<Vec<_>>().join(":");
+        let is_explained = |row: &&str| {
+            let cells: Vec<_> = row.split('|').map(str::trim).collect();
+            cells[1].contains(&format!("`{}`", counter.name()))
+                && cells[2].contains(&format!("`{way}`"))
+        };
+        ["read_choices", "write_choices", "io_bytes"].contains(&family)
+            && !rows.iter().any(is_explained)
+    });
+    let missing: Vec<_> = missing.map(|counter| counter.name()).collect();
+    assert!(missing.is_empty(), "docs/io-modes.md has no row with the labels of {missing:?}");
 }
 
 #[test]

@@ -23,7 +23,7 @@ use screen::{Screen, Wake};
 /// Watch a running server: throughput and latency by export and client, modes and reasons, memory
 ///
 /// Shows the work of a server, refreshed in place: the exports with their rates, mean latency, I/O
-/// modes and the reasons for the choices of `auto`; the busiest clients; memory, the write-behind
+/// modes and the reasons for each choice; the busiest clients; memory, the write-behind
 /// window and the devices below. `q` ends it. Where standard output is no terminal, each view is
 /// printed as plain lines. Programs read `spillway nfsstat INTERVAL --json` instead.
 ///
