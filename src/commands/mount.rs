@@ -57,7 +57,8 @@ pub(crate) struct MountCommand {
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
 
-    /// Print these events as they happen; `all` for all of them, repeatable [default: none]
+    /// Print these events as they happen; `all` for all of them, repeatable; needs --foreground or
+    /// --log [default: none]
     #[arg(long, value_name = "EVENT[,EVENT...]", value_delimiter = ',')]
     trace: Vec<Events>,
 
@@ -154,13 +155,18 @@ struct Plan {
 
 impl Plan {
     /// # Errors
-    /// A sentence about a source that cannot be meant.
+    /// A sentence about a source that cannot be meant, or about events that nothing would print.
     fn new(command: &MountCommand, request: MountRequest) -> Result<Self, String> {
         let source = command.source.to_string_lossy().into_owned();
         let url = parse_source(&command.source)?;
         if url.uid.is_some() || url.gid.is_some() {
             let why = "a mount makes each call as the user of the program that uses it";
             return Err(format!("{source}: uid and gid cannot be set: {why}"));
+        }
+        let has_place = command.foreground || command.log.is_some() || request.log.is_some();
+        if !command.trace.is_empty() && !has_place {
+            let why = "a mount in the background prints events to a file only";
+            return Err(format!("--trace: {why}: add --log FILE, or --foreground"));
         }
         Ok(Self {
             source,

@@ -45,6 +45,11 @@ fn misuse_exits_2_with_one_sentence_and_a_hint() {
             "invalid value 'abc' for '--rounds <COUNT>': a whole number is expected",
         ),
         (
+            &["mount", "--trace", "all", "nfs://filer/export", a],
+            "--trace: a mount in the background prints events to a file only: add --log FILE, or \
+             --foreground",
+        ),
+        (
             &["mount", "nfs://filer/export?uid=1000", a],
             "nfs://filer/export?uid=1000: uid and gid cannot be set: a mount makes each call as the \
              user of the program that uses it",

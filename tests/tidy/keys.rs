@@ -1,8 +1,9 @@
-//! The keys of the configuration file, the options of URLs, and their descriptions.
+//! The keys of the configuration file, options of URLs, events of mounts, and their descriptions.
 
 use std::collections::BTreeSet;
 use std::fs;
 
+use client::trace::Event;
 use syn::{Fields, Item};
 
 use crate::{assert_none, root};
@@ -45,6 +46,18 @@ fn each_option_of_a_url_is_described() {
     let violations: Vec<_> =
         names.into_iter().filter(|name| !is_described(name)).map(str::to_owned).collect();
     assert_none("README.md describes each option of a URL", &violations);
+}
+
+#[test]
+fn each_trace_event_of_a_mount_is_described() {
+    let document = fs::read_to_string(root().join("docs/mount.md")).expect("it exists");
+    let lines = document.lines().skip_while(|line| *line != "## Trace events").skip(1);
+    let rows = lines.take_while(|line| !line.starts_with("## ")).filter(|l| l.starts_with("| `"));
+    let described: BTreeSet<_> =
+        rows.filter_map(|row| row.split('|').nth(1)).flat_map(|cell| cell.split('`')).collect();
+    let missing = Event::ALL.iter().map(|event| event.name()).filter(|e| !described.contains(e));
+    let violations: Vec<_> = missing.map(str::to_owned).collect();
+    assert_none("docs/mount.md describes each trace event", &violations);
 }
 
 /// The names of the fields of `structure` but for [`NESTED`].

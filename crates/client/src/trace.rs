@@ -34,8 +34,8 @@ use proto::nfs3::FileHandle;
     ReaddirCall => "readdir_call",
     /// Its reply: `offset` is the cookie, `len` the number of names; `eof=`, or `error=`.
     ReaddirReply => "readdir_reply",
-    /// A cached page or listing is invalidated: `offset` is the cookie behind which the page
-    /// begins, `len` the number of names; `why=`.
+    /// A cached page is invalidated: `offset` is the cookie behind which it begins, `len` the
+    /// number of names; or a whole listing: both are 0. `why=`.
     ReaddirInvalidate => "readdir_invalidate",
     /// A directory is opened.
     Opendir => "opendir",
@@ -43,8 +43,6 @@ use proto::nfs3::FileHandle;
     Closedir => "closedir",
     /// A program seeks in a directory: `offset` is the cookie.
     LlseekDir => "llseek_dir",
-    /// A program syncs a directory.
-    FsyncDir => "fsync_dir",
     /// LOOKUP is sent, for a name in the directory: `name=`.
     LookupCall => "lookup_call",
     /// A name is found in a listing, without a call: `name=`.
