@@ -168,6 +168,13 @@ fn bad_settings_change_nothing_and_name_the_good_ones() {
         (&["set", "/data", "trace=all"], "trace is a key of the server, not of an export"),
         (&["set", "io_cache_read=direct"], "io_cache_read is a key of an export: name it"),
         (&["set", "/data", "sync"], "`sync` is not a setting; write KEY=VALUE"),
+        (
+            &["set", "data", "sync=false"],
+            "`data` is not a setting; write KEY=VALUE, such as io_cache_read=direct; the name of \
+             an export begins with a slash",
+        ),
+        (&["set", "/data", "sync=false", "sync=true"], "sync is given twice"),
+        (&["set", "splice=false", "read_ahead=false", "splice=true"], "splice is given twice"),
         (&["set", "trace=read_done,read"], "`read` is not a value of trace; the values are `none`"),
         (
             &["set", "/data", "sync=false", "--save"],

@@ -35,8 +35,14 @@ pub enum Setting {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SettingError {
     /// It is not written as one.
-    #[error("`{0}` is not a setting; write KEY=VALUE, such as io_cache_read=direct")]
+    #[error(
+        "`{0}` is not a setting; write KEY=VALUE, such as io_cache_read=direct; the name of an export \
+         begins with a slash"
+    )]
     NoSetting(String),
+    /// Two settings have one key.
+    #[error("{0} is given twice")]
+    Twice(&'static str),
     /// A running server cannot change it.
     #[error("`{0}` cannot be set while the server runs; the keys that can are {KEYS}")]
     NoKey(String),
@@ -172,12 +178,20 @@ impl Config {
     /// what a [`Setting`] is differs, so [`crate::Server::switch`] can put it in force.
     ///
     /// # Errors
-    /// The export does not exist, or the settings belong to the other of the two.
+    /// The export does not exist, the settings belong to the other of the two, or two settings have
+    /// one key.
     pub fn with_settings(
         &self,
         export: Option<&str>,
         settings: &[Setting],
     ) -> Result<Self, SettingError> {
+        let is_twice = |(place, setting): (usize, &Setting)| {
+            let mut before = settings[..place].iter();
+            before.any(|other| other.key() == setting.key()).then(|| setting.key())
+        };
+        if let Some(key) = settings.iter().enumerate().find_map(is_twice) {
+            return Err(SettingError::Twice(key));
+        }
         let mut config = self.clone();
         let Some(name) = export else {
             for setting in settings {
