@@ -29,7 +29,7 @@ pub use error::ConfigError;
 use error::{Given, Origin, Source};
 use export::Resolve;
 pub use raw::{ByteSize, ListenAddress, NotASize, NotAnAddress};
-use raw::{RawConfig, RawEvents, TimeSpan};
+use raw::{EventList, RawConfig, RawEvents, TimeSpan, VersionList};
 pub use setting::{Setting, SettingError, edited};
 pub use versions::{NfsVersions, NoSuchVersions};
 
@@ -45,6 +45,7 @@ pub struct Config {
     max_transfer_bytes: u32,
     connections_max: usize,
     idle_timeout: Duration,
+    /// As it was asked for, also without version 3.
     portmap: bool,
     nfs_versions: NfsVersions,
     state_limits: StateLimits,
@@ -196,7 +197,8 @@ impl Config {
     /// Whether clients may find the server through the portmapper on port 111.
     #[must_use]
     pub fn portmap(&self) -> bool {
-        self.portmap
+        // Clients of version 4 need no portmapper, and nothing else is to be found with it.
+        self.portmap && self.nfs_versions.v3
     }
 
     /// The versions of NFS that are served.
@@ -279,10 +281,16 @@ impl Config {
     }
 
     /// Consequences of the configuration that its author may not expect, a sentence each: exports
-    /// whose rules can be bypassed through another export. Blocks on the directories of exports.
+    /// whose rules can be bypassed through another export, a portmapper that stays off. Blocks on
+    /// the directories of exports.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
-        warnings::bypassed_rules(&self.exports)
+        let mut sentences = warnings::bypassed_rules(&self.exports);
+        if self.portmap && !self.portmap() {
+            let why = "clients of version 4 do not need it";
+            sentences.push(format!("the portmapper stays off without NFS version 3: {why}"));
+        }
+        sentences
     }
 
     /// The keys in which `new` differs and which a running server cannot change: all but the
@@ -297,7 +305,7 @@ impl Config {
             ("max_transfer", self.max_transfer_bytes != new.max_transfer_bytes),
             ("max_connections", self.connections_max != new.connections_max),
             ("idle_timeout", self.idle_timeout != new.idle_timeout),
-            ("portmap", self.portmap != new.portmap),
+            ("portmap", self.portmap() != new.portmap()),
             ("nfs_versions", self.nfs_versions != new.nfs_versions),
             ("max_clients", state.clients_max != new_state.clients_max),
             ("max_sessions", state.sessions_max != new_state.sessions_max),
@@ -344,8 +352,7 @@ fn parse_with(
             source,
         )?,
         idle_timeout: idle_timeout(raw.idle_timeout, source)?,
-        // Clients of version 4 need no portmapper, and nothing else is to be found with it.
-        portmap: Given::pick(portmap, raw.portmap, false).value && nfs_versions.v3,
+        portmap: Given::pick(portmap, raw.portmap, false).value,
         nfs_versions,
         state_limits,
         delegations: raw.delegations.is_none_or(|raw| *raw.get_ref()),
@@ -381,7 +388,7 @@ fn state_limits(raw: &RawConfig, source: Source<'_>) -> Result<StateLimits, Conf
 }
 
 fn nfs_versions(
-    raw: Option<Spanned<Vec<String>>>,
+    raw: Option<Spanned<VersionList>>,
     overrides: &Overrides,
     source: Source<'_>,
 ) -> Result<NfsVersions, ConfigError> {
@@ -389,10 +396,11 @@ fn nfs_versions(
         return Ok(versions);
     }
     let Some(raw) = raw else { return Ok(NfsVersions::ALL) };
-    raw.get_ref()
-        .join(",")
-        .parse()
-        .map_err(|why: NoSuchVersions| source.at(&raw.span(), why.to_string()))
+    let VersionList(versions) = raw.get_ref();
+    versions.join(",").parse().map_err(|NoSuchVersions| {
+        let why = "give one or more of \"3\", \"4.1\" and \"4.2\"";
+        source.at(&raw.span(), why.to_owned())
+    })
 }
 
 fn max_transfer(
@@ -469,8 +477,8 @@ fn window(
     Ok(Window { bytes: addressable(value, &origin, source)?, is_default })
 }
 
-fn trace(raw: Option<Spanned<Vec<RawEvents>>>, overrides: &Overrides) -> Events {
-    let listed = raw.map(Spanned::into_inner).unwrap_or_default();
+fn trace(raw: Option<Spanned<EventList>>, overrides: &Overrides) -> Events {
+    let EventList(listed) = raw.map(Spanned::into_inner).unwrap_or_default();
     overrides.trace.unwrap_or_else(|| listed.into_iter().map(|RawEvents(events)| events).collect())
 }
 

@@ -123,9 +123,11 @@ fn one_line(text: &str) -> String {
     text.chars().map(escaped).collect()
 }
 
-const PARSER_WORDS: [(&str, &str); 4] = [
+const PARSER_WORDS: [(&str, &str); 6] = [
     ("unknown field", "unknown key"),
     ("missing field", "missing key"),
     ("unknown variant", "unknown value"),
     ("expected u32", "expected a number from 0 to 4294967295"),
+    ("expected a boolean", "expected true or false"),
+    ("expected path string", "expected a path in quotes"),
 ];

@@ -240,7 +240,7 @@ impl Draft<'_> {
         let builtin = Access::default();
         Ok(Access {
             read_only: raw.read_only.unwrap_or(builtin.read_only),
-            squash: raw.squash.map_or(builtin.squash, Into::into),
+            squash: squash(raw.squash.as_ref(), builtin.squash),
             anonymous_uid: self.id(raw.anonymous_uid.as_ref(), builtin.anonymous_uid)?,
             anonymous_gid: self.id(raw.anonymous_gid.as_ref(), builtin.anonymous_gid)?,
             require_privileged_port: raw.secure_ports.unwrap_or(builtin.require_privileged_port),
@@ -261,7 +261,7 @@ impl Draft<'_> {
             hosts: self.hosts("hosts", &raw.hosts)?,
             access: Access {
                 read_only: raw.read_only.unwrap_or(export.read_only),
-                squash: raw.squash.map_or(export.squash, Into::into),
+                squash: squash(raw.squash.as_ref(), export.squash),
                 anonymous_uid: self.id(raw.anonymous_uid.as_ref(), export.anonymous_uid)?,
                 anonymous_gid: self.id(raw.anonymous_gid.as_ref(), export.anonymous_gid)?,
                 require_privileged_port: raw.secure_ports.unwrap_or(export.require_privileged_port),
@@ -289,11 +289,12 @@ impl Draft<'_> {
             let why = "a data server is reached by version 3: add \"3\" to `nfs_versions`";
             return Err(self.source.at(&profile.span(), why.to_owned()));
         }
-        let squashes = raw.clients.iter().map(|client| client.squash).chain([raw.squash]);
-        if squashes.flatten().any(|squash| !matches!(squash, RawSquash::Root)) {
-            let why = "a data server can squash only root: all other ids are assigned by the metadata \
-                       server";
-            return Err(self.source.at(&profile.span(), why.to_owned()));
+        let of_clients = raw.clients.iter().filter_map(|client| client.squash.as_ref());
+        let mut squashes = of_clients.chain(&raw.squash);
+        if let Some(other) = squashes.find(|squash| !matches!(squash.get_ref(), RawSquash::Root)) {
+            let why = "a data server squashes root and no other user, because its metadata server \
+                       assigns all other ids: omit `squash`";
+            return Err(self.source.at(&other.span(), why.to_owned()));
         }
         let access =
             Access { read_only: false, squash: Squash::None, data_only: false, ..self.access()? };
@@ -322,6 +323,10 @@ impl Draft<'_> {
         }
         Ok(*raw.as_ref())
     }
+}
+
+fn squash(raw: Option<&Spanned<RawSquash>>, default: Squash) -> Squash {
+    raw.map_or(default, |raw| (*raw.get_ref()).into())
 }
 
 fn existing_directory(path: &Path) -> Result<PathBuf, String> {

@@ -26,7 +26,7 @@ pub(super) struct RawConfig {
     pub(super) max_connections: Option<Spanned<u32>>,
     pub(super) idle_timeout: Option<Spanned<TimeSpan>>,
     pub(super) portmap: Option<Spanned<bool>>,
-    pub(super) nfs_versions: Option<Spanned<Vec<String>>>,
+    pub(super) nfs_versions: Option<Spanned<VersionList>>,
     pub(super) max_clients: Option<Spanned<u32>>,
     pub(super) max_sessions: Option<Spanned<u32>>,
     pub(super) max_opens: Option<Spanned<u32>>,
@@ -38,7 +38,7 @@ pub(super) struct RawConfig {
     pub(super) window: Option<Spanned<ByteSize>>,
     pub(super) read_ahead: Option<Spanned<bool>>,
     pub(super) splice: Option<Spanned<bool>>,
-    pub(super) trace: Option<Spanned<Vec<RawEvents>>>,
+    pub(super) trace: Option<Spanned<EventList>>,
     pub(super) metrics: Option<Spanned<ListenAddress>>,
     #[serde(default, rename = "export", deserialize_with = "exports")]
     pub(super) exports: Vec<RawExport>,
@@ -63,7 +63,7 @@ pub(super) struct RawExport {
     pub(super) client_calls_per_sec: Option<Spanned<u32>>,
     pub(super) client_bytes_per_sec: Option<Spanned<ByteSize>>,
     pub(super) read_only: Option<bool>,
-    pub(super) squash: Option<RawSquash>,
+    pub(super) squash: Option<Spanned<RawSquash>>,
     pub(super) anonymous_uid: Option<Spanned<u32>>,
     pub(super) anonymous_gid: Option<Spanned<u32>>,
     pub(super) secure_ports: Option<bool>,
@@ -78,7 +78,7 @@ pub(super) struct RawExport {
 pub(super) struct RawClient {
     pub(super) hosts: Spanned<HostList>,
     pub(super) read_only: Option<bool>,
-    pub(super) squash: Option<RawSquash>,
+    pub(super) squash: Option<Spanned<RawSquash>>,
     pub(super) anonymous_uid: Option<Spanned<u32>>,
     pub(super) anonymous_gid: Option<Spanned<u32>>,
     pub(super) secure_ports: Option<bool>,
@@ -150,12 +150,8 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for Tables<T> {
         write!(f, "tables that begin with {}", self.0)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<T>, A::Error> {
-        let mut tables = Vec::new();
-        while let Some(table) = seq.next_element()? {
-            tables.push(table);
-        }
-        Ok(tables)
+    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Vec<T>, A::Error> {
+        collect(seq)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, _table: A) -> Result<Vec<T>, A::Error> {
@@ -164,34 +160,72 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for Tables<T> {
     }
 }
 
+fn collect<'de, T, A>(mut seq: A) -> Result<Vec<T>, A::Error>
+where
+    T: Deserialize<'de>,
+    A: SeqAccess<'de>,
+{
+    let mut elements = Vec::new();
+    while let Some(element) = seq.next_element()? {
+        elements.push(element);
+    }
+    Ok(elements)
+}
+
+/// Reads a list. A text without brackets is refused with the list that it would be.
+fn list<'de, T, D>(deserializer: D, expected: &'static str) -> Result<Vec<T>, D::Error>
+where
+    T: Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    struct List<T>(&'static str, PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for List<T> {
+        type Value = Vec<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
+        }
+
+        fn visit_str<E: Error>(self, text: &str) -> Result<Vec<T>, E> {
+            // Flags separate the elements by commas.
+            let elements: Vec<_> = text.split(',').map(str::trim).collect();
+            Err(E::custom(format!("the value is a list: write {elements:?}")))
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Vec<T>, A::Error> {
+            collect(seq)
+        }
+    }
+
+    deserializer.deserialize_any(List(expected, PhantomData))
+}
+
 /// The hosts of a rule.
 pub(super) struct HostList(pub(super) Vec<Spanned<String>>);
 
 impl<'de> Deserialize<'de> for HostList {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Hosts;
+        list(deserializer, "a list of hosts, such as [\"10.0.0.0/8\"]").map(Self)
+    }
+}
 
-        impl<'de> Visitor<'de> for Hosts {
-            type Value = HostList;
+/// Versions of NFS, not yet parsed.
+pub(super) struct VersionList(pub(super) Vec<String>);
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a list of hosts, such as [\"10.0.0.0/8\"]")
-            }
+impl<'de> Deserialize<'de> for VersionList {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        list(deserializer, "a list of versions, such as [\"3\", \"4.2\"]").map(Self)
+    }
+}
 
-            fn visit_str<E: Error>(self, host: &str) -> Result<HostList, E> {
-                Err(E::custom(format!("`hosts` is a list: write [{host:?}]")))
-            }
+/// Trace events.
+#[derive(Default)]
+pub(super) struct EventList(pub(super) Vec<RawEvents>);
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<HostList, A::Error> {
-                let mut hosts = Vec::new();
-                while let Some(host) = seq.next_element()? {
-                    hosts.push(host);
-                }
-                Ok(HostList(hosts))
-            }
-        }
-
-        deserializer.deserialize_any(Hosts)
+impl<'de> Deserialize<'de> for EventList {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        list(deserializer, "a list of trace events, such as [\"all\"]").map(Self)
     }
 }
 

@@ -223,7 +223,7 @@ const EXPORT_ERRORS: &[(&str, &str)] = &[
     ("[[export.client]]", "3:1: missing key `hosts`"),
     ("[[export.client]]\nhosts = []", "4:9: `hosts` is empty"),
     ("[[export.client]]\nhost = \"*\"", "4:1: unknown key `host`"),
-    ("[[export.client]]\nhosts = \"*\"", "4:9: `hosts` is a list: write [\"*\"]"),
+    ("[[export.client]]\nhosts = \"*\"", "4:9: the value is a list: write [\"*\"]"),
     ("[[export.client]]\nhosts = 1", "4:9: invalid type: integer `1`, expected a list of hosts, "),
     (
         "[export.client]\nhosts = [\"*\"]",
@@ -245,12 +245,12 @@ const EXPORT_ERRORS: &[(&str, &str)] = &[
     ("profile = \"data-server\"\nmetadata_servers = []", "4:20: `metadata_servers` is empty"),
     (
         "profile = \"data-server\"\nmetadata_servers = [\"10.0.0.1\"]\nsquash = \"all\"",
-        "3:11: a data server can squash only root",
+        "5:10: a data server squashes root and no other user",
     ),
     (
         "profile = \"data-server\"\nmetadata_servers = [\"10.0.0.1\"]\n\
          [[export.client]]\nhosts = [\"*\"]\nsquash = \"none\"",
-        "3:11: a data server can squash only root",
+        "7:10: a data server squashes root and no other user",
     ),
     (
         "[[export]]\npath = \"$A\"",
@@ -352,15 +352,21 @@ const GLOBAL_ERRORS: &[(&str, &str)] = &[
     ),
     ("window = \"257MiB\"", "1:10: a window of 257MiB is more than half of the memory, 512MiB"),
     ("window = 8", "1:10: invalid type: integer `8`, expected a size with a unit"),
-    ("read_ahead = 1", "1:14: invalid type: integer `1`, expected a boolean"),
+    ("read_ahead = 1", "1:14: invalid type: integer `1`, expected true or false"),
     ("io_cache_read = \"direct\"", "1:1: unknown key `io_cache_read`"),
-    ("trace = \"all\"", "1:9: invalid type: string \"all\", expected a sequence"),
+    ("trace = \"all\"", "1:9: the value is a list: write [\"all\"]"),
+    ("trace = 1", "1:9: invalid type: integer `1`, expected a list of trace events, such as"),
+    ("nfs_versions = \"3\"", "1:16: the value is a list: write [\"3\"]"),
+    ("nfs_versions = \"3, 4.2\"", "1:16: the value is a list: write [\"3\", \"4.2\"]"),
+    ("nfs_versions = 3", "1:16: invalid type: integer `3`, expected a list of versions, such as"),
+    ("nfs_versions = [\"4\"]", "1:16: give one or more of \"3\", \"4.1\" and \"4.2\""),
+    ("state_dir = 1", "1:13: invalid type: integer `1`, expected a path in quotes"),
     (
         "trace = [\n  \"read_done\",\n  \"reed\"]",
         "3:3: `reed` is not a trace event; the events are all, read_start, ",
     ),
     ("trace = [1]", "1:10: invalid type: integer `1`, expected the name of a trace event"),
-    ("portmap = \"yes\"", "1:11: invalid type: string \"yes\", expected a boolean"),
+    ("portmap = \"yes\"", "1:11: invalid type: string \"yes\", expected true or false"),
     ("portmap = true\nportmap = true", "2:1: duplicate key"),
     ("# naïve\nportmap = ", "2:11: "),
 ];
@@ -491,7 +497,7 @@ fn rules_that_another_export_bypasses_are_warned_of() {
         format!("[[export]]\npath = \"$A\"\nname = \"/again\"\n{everyone}read_only = true\n");
     let [one] = warnings(&[a.clone(), again]).try_into().unwrap();
     assert!(
-        one.starts_with("the directory of the export /again is part of that of $DIR/a"),
+        one.starts_with("the directory of the export /again is also that of $DIR/a: clients of "),
         "{one}"
     );
     assert!(warnings(&[a.clone(), export("$A/in", everyone)]).is_empty());
@@ -751,7 +757,11 @@ fn the_portmapper_is_there_for_version_3() {
     for (versions, portmap) in [("\"3\", \"4.1\"", true), ("\"4.1\"", false)] {
         let text =
             format!("portmap = true\nnfs_versions = [{versions}]\n[[export]]\npath = \"$A\"");
-        assert_eq!(machine.parse(&text).unwrap().portmap(), portmap, "{versions}");
+        let config = machine.parse(&text).unwrap();
+        assert_eq!(config.portmap(), portmap, "{versions}");
+        let warnings = config.warnings();
+        let is_warned_of = warnings.iter().any(|text| text.starts_with("the portmapper stays off"));
+        assert_eq!(is_warned_of, !portmap, "{warnings:?}");
     }
 }
 

@@ -19,9 +19,10 @@ pub(super) fn bypassed_rules(exports: &ExportTable) -> Vec<String> {
                 inner.path.starts_with(&outer.path)
             };
             if is_outer && !has_same_rules(inner, outer) && is_on_one_mount(inner, outer) {
+                let is = if inner.path == outer.path { "also" } else { "part of" };
                 let (inner, outer) = (&inner.name, &outer.name);
                 sentences.push(format!(
-                    "the directory of the export {inner} is part of that of {outer}: clients of \
+                    "the directory of the export {inner} is {is} that of {outer}: clients of \
                      {outer} reach its files by the rules of {outer}"
                 ));
             }
