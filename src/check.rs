@@ -31,7 +31,7 @@ fn summary(config: &Config) -> String {
     let mut text = format!(
         "valid: {} on {}, {memory} of memory, a window of {window}, transfers up to {transfer}{}\n\
          NFS {}, state in {}{}\n",
-        counted(config.exports().iter().len(), "export"),
+        counted(config.exports().iter().len() as u64, "export"),
         listen.join(" and "),
         switched(config),
         config.nfs_versions(),
@@ -102,7 +102,7 @@ fn write_export(text: &mut String, export: &Export) -> std::fmt::Result {
 }
 
 fn amounts(rate: Rate) -> String {
-    let calls = rate.calls_per_sec.map(|calls| format!("{calls} calls"));
+    let calls = rate.calls_per_sec.map(|calls| counted(calls.get().into(), "call"));
     let bytes = rate.bytes_per_sec.map(|bytes| ByteSize(bytes.get()).to_string());
     calls.into_iter().chain(bytes).collect::<Vec<_>>().join(" and ")
 }
@@ -120,6 +120,6 @@ fn rights(access: &Access) -> String {
     format!("{mode}, {squash}{ports}{data}")
 }
 
-fn counted(count: usize, noun: &str) -> String {
+fn counted(count: u64, noun: &str) -> String {
     if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
 }

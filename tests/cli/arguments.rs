@@ -172,7 +172,7 @@ fn check_prints_what_a_good_file_means() {
         "listen = [\"0.0.0.0:2049\", \"[::]:2049\"]\nstate_dir = \"$DIR/state\"\n\
          window = \"8MiB\"\nread_ahead = false\ntrace = [\"read_done\", \"read_start\"]\n\
          delegations = false\nnfs_versions = [\"3\", \"4.2\"]\nportmap = true\nmetrics = \"127.0.0.1:9100\"\n\
-         [[export]]\npath = \"$DIR/a\"\nname = \"/a\"\nid = 7\nio_cache_read = \"direct\"\n\
+         [[export]]\npath = \"$DIR/a\"\nname = \"/a\"\nid = 7\nio_cache_read = \"direct\"\ncalls_per_sec = 1\n\
          [[export.client]]\nhosts = [\"10.0.0.0/8\", \"localhost\"]\nsquash = \"all\"\n\
          [[export.client]]\nhosts = [\"*\"]\nread_only = true\nsecure_ports = true\n\
          [[export]]\npath = \"$DIR/b\"\nname = \"/b\"\nid = 8\nsync = false\n\
@@ -184,6 +184,7 @@ fn check_prints_what_a_good_file_means() {
          tracing read_start,read_done\n\
          NFS 3,4.2, state in {}, the portmapper protocol, metrics on 127.0.0.1:9100\n\
          /a from {}, sync, reads direct, writes auto, id 7\n    \
+         at most 1 call per second\n    \
          10.0.0.0/8 localhost: read-write, all squashed to 65534:65534\n    \
          *: read-only, root squashed to 65534:65534, source ports below 1024 only\n\
          /b from {}, async, reads auto, writes dontcache as FILE_SYNC, id 8\n    \

@@ -5,7 +5,7 @@ use server::report::{ClientSample, ExportSample, OperationSample, PhaseSample, S
 
 use super::device::Load;
 use crate::operate::clients::{is_shown, name};
-use crate::operate::text::{bytes, mean_ms, per_second, rate, time};
+use crate::operate::text::{bytes, counted, mean_ms, per_second, rate, time};
 use crate::printable::Printable;
 
 /// A terminal, or what of it is to be filled.
@@ -68,10 +68,10 @@ impl Frame<'_> {
                 time(self.now.uptime_us / 1_000_000)
             ),
             format!(
-                "calls    {:.0}/s, {} in progress; {} connections",
+                "calls    {:.0}/s, {} in progress; {}",
                 per_second("calls"),
                 figure("calls_in_flight"),
-                figure("connections_open"),
+                counted(figure("connections_open"), "connection"),
             ),
             format!(
                 "memory   {} of {} buffers, {} wait; {} free for the page cache",
@@ -81,13 +81,16 @@ impl Frame<'_> {
                 bytes(figure("memory_free_bytes")),
             ),
             format!(
-                "window   {} of {}, {} files; {:.0} throttled/s, {} errors since the start",
+                "window   {} of {}, {}; {:.0} throttled/s, {} since the start",
                 bytes(figure("window_bytes")),
                 bytes(figure("window_max_bytes")),
-                figure("window_files"),
+                counted(figure("window_files"), "file"),
                 per_second("window_throttled_writes"),
                 // A view is soon gone, and lost data stays lost.
-                self.now.figures.get("window_errors").copied().unwrap_or_default(),
+                counted(
+                    self.now.figures.get("window_errors").copied().unwrap_or_default(),
+                    "error"
+                ),
             ),
             means(&self.work.phases, "ms      "),
         ];
@@ -300,7 +303,9 @@ mod tests {
         let work = Sample {
             uptime_us: 2_000_000,
             start_ns: 0,
-            figures: BTreeMap::from([("calls".to_owned(), 5000)]),
+            figures: [("calls", 5000), ("window_files", 1), ("connections_open", 2)]
+                .map(|(name, value)| (name.to_owned(), value))
+                .into(),
             exports: (0..exports).map(export).chain([ExportSample::default()]).collect(),
             clients: (0..clients).map(client).chain([ClientSample::default()]).collect(),
             phases: vec![queue, io(2, 500)],
@@ -333,11 +338,11 @@ mod tests {
         let lines = lines(1, 2, None).join("\n");
         for text in [
             "spillway 0.1.0, up 1min 30s",
-            "calls    2500/s",
+            "calls    2500/s, 0 in progress; 2 connections",
             "ms       queue -, io 0.250",
             "  ms queue -, io 2.000",
             "  ms queue -, io 0.250",
-            "window   0B of 0B, 0 files; 0 throttled/s, 3 errors since the start",
+            "window   0B of 0B, 1 file; 0 throttled/s, 3 errors since the start",
             "device   vda 50% busy, queue 2.0, reads 1.0MiB/s, writes 0B/s",
             "150MiB/s",
             "2.500",
