@@ -85,6 +85,16 @@ fn a_document_becomes_roff() {
 }
 
 #[test]
+fn pages_do_not_refer_to_files_of_the_repository() {
+    // A link keeps its text alone, which has to be words.
+    for name in ["spillway.toml", "spillway-mount"] {
+        let page = text(name);
+        let named: Vec<_> = page.lines().filter(|line| line.contains(".md")).collect();
+        assert!(named.is_empty(), "{name}: {named:#?}");
+    }
+}
+
+#[test]
 fn pages_have_the_text_at_the_end_of_the_help() {
     let (ls, set) = (text("spillway-ls"), text("spillway-set"));
     assert!(ls.contains(".SH URLS\n.nf\nnfs://HOST[:PORT]/PATH;"), "{ls}");
