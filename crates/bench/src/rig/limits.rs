@@ -34,10 +34,12 @@ impl fmt::Display for NetworkLimits {
 /// A slow device under the files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct DeviceLimits {
-    /// Limit the rates at which the device reads and writes: 100MiB/s
+    /// Limit the rates at which the device reads and writes: 100MiB/s; with cgroups version 1 only
+    /// with --scratch
     #[arg(id = "device_rate", long = "device-rate", value_name = "RATE")]
     pub rate: Option<Rate>,
-    /// Limit the read and the write requests of the device per second
+    /// Limit the read and the write requests of the device per second; with cgroups version 1 only
+    /// with --scratch
     #[arg(
         long = "device-iops",
         value_name = "COUNT",
