@@ -9,7 +9,7 @@ use std::time::Duration;
 use proto::nfs4::{
     CALLBACK_VERSION, CB_COMPOUND, CB_NOTIFY_LOCK, CB_RECALL, CB_SEQUENCE, CallbackHead,
     CallbackNotifyLockArgs, CallbackRecallArgs, CallbackSequenceArgs, CompoundResult, LockOwner,
-    NoItems, SlotId, Status,
+    NFS4_OK, NoItems, SlotId, Status,
 };
 use proto::oncrpc::{
     AcceptStat, AuthSys, CallHeader, Credential, FLAVOR_NONE, Gids, ReplyHeader, is_reply,
@@ -207,8 +207,8 @@ fn encoded(session: &Session, callback: &Callback, xid: u32) -> Vec<u8> {
     w.into_vec()
 }
 
-/// The outcome of a callback by the status of CB_SEQUENCE, and by whether the client knows the
-/// object of the operation behind it. A client obeys a recall by DELEGRETURN, not by its answer.
+/// The outcome of a callback by its status, and by whether CB_SEQUENCE succeeded: then the status is
+/// that of the operation behind it. A client obeys a recall by DELEGRETURN, not by its answer.
 fn outcome(record: &[u8]) -> Result<CallbackEnd, DecodeError> {
     let mut r = Reader::new(record);
     let header = ReplyHeader::decode(&mut r)?;
@@ -216,16 +216,20 @@ fn outcome(record: &[u8]) -> Result<CallbackEnd, DecodeError> {
         return Ok(CallbackEnd::Lost);
     }
     let CompoundResult { status, results, .. } = Decode::decode(&mut r)?;
+    if status == NFS4_OK {
+        return Ok(CallbackEnd::Performed);
+    }
     let is_behind_sequence = results >= 2;
     Ok(match Status::from_code(status) {
-        None => CallbackEnd::Performed,
-        Some(Status::Badhandle | Status::BadStateid) if is_behind_sequence => CallbackEnd::Unknown,
-        Some(_) if is_behind_sequence => CallbackEnd::Performed,
-        Some(Status::Delay) => CallbackEnd::Delayed,
+        // Of CB_SEQUENCE, wherever they are: for a number that it has used, Linux lets CB_SEQUENCE
+        // succeed, and refuses the operation behind it by RETRY_UNCACHED_REP.
         Some(Status::SeqMisordered | Status::SeqFalseRetry | Status::RetryUncachedRep) => {
             CallbackEnd::Misordered
         }
-        Some(_) => CallbackEnd::Lost,
+        Some(Status::Badhandle | Status::BadStateid) if is_behind_sequence => CallbackEnd::Unknown,
+        _ if is_behind_sequence => CallbackEnd::Performed,
+        Some(Status::Delay) => CallbackEnd::Delayed,
+        _ => CallbackEnd::Lost,
     })
 }
 
@@ -302,16 +306,22 @@ mod tests {
         }
     }
 
+    /// The answer to a callback, without the results of its operations.
+    fn encoded_answer(xid: u32, status: u32, results: u32) -> Vec<u8> {
+        let mut w = Writer::new();
+        ReplyHeader::Accepted { xid, stat: AcceptStat::Success }.encode(&mut w);
+        CompoundResult { status, tag: b"", results }.encode(&mut w);
+        w.into_vec()
+    }
+
     /// Sends a callback and answers it at once, with its id as the peer guesses it.
     async fn call_and_answer(callbacks: &Callbacks, xid: u32) -> CallbackEnd {
         let encoded = |given| {
             assert_eq!(given, xid);
             MARK_ROOM.to_vec()
         };
-        let mut answer = Writer::new();
-        ReplyHeader::Accepted { xid, stat: AcceptStat::Success }.encode(&mut answer);
-        CompoundResult { status: 0, tag: b"", results: 2 }.encode(&mut answer);
-        let answered = async { callbacks.take_reply(CONNECTION, answer.as_slice()) };
+        let answer = encoded_answer(xid, NFS4_OK, 2);
+        let answered = async { callbacks.take_reply(CONNECTION, &answer) };
         let (end, _) = tokio::join!(callbacks.call(CONNECTION, encoded), answered);
         end
     }
@@ -333,5 +343,25 @@ mod tests {
         assert_eq!(stream.lock().bytes, MARK_ROOM.len());
         assert_eq!(call_and_answer(&callbacks, 4).await, CallbackEnd::Performed);
         assert_eq!(stream.lock().bytes, 2 * MARK_ROOM.len());
+    }
+
+    #[test]
+    fn a_callback_with_a_number_that_the_client_has_used_is_not_performed() {
+        use CallbackEnd::{Delayed, Lost, Misordered, Performed, Unknown};
+        for (status, at_sequence, behind_it) in [
+            (NFS4_OK, Performed, Performed),
+            (Status::RetryUncachedRep.code(), Misordered, Misordered),
+            (Status::SeqFalseRetry.code(), Misordered, Misordered),
+            (Status::SeqMisordered.code(), Misordered, Misordered),
+            (Status::Delay.code(), Delayed, Performed),
+            (Status::BadStateid.code(), Lost, Unknown),
+            (Status::Badsession.code(), Lost, Performed),
+            (u32::MAX, Lost, Performed),
+        ] {
+            for (results, end) in [(1, at_sequence), (2, behind_it)] {
+                let answer = encoded_answer(1, status, results);
+                assert_eq!(outcome(&answer), Ok(end), "{status}, {results} results");
+            }
+        }
     }
 }

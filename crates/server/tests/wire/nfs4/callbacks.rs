@@ -55,6 +55,32 @@ impl Bed {
         self.holder.ok(&call);
     }
 
+    /// Takes the lock that was free, gives it up, and waits for another of the holder.
+    fn wait_again(&mut self) {
+        let locked = self.wait().expect("it is free");
+        let close = CloseArgs { seqid: 0, stateid: self.open };
+        self.waiting.ok(&Operations::new().at(self.file).op(OperationCode::Close, &close));
+        assert_ne!(locked, self.held);
+        let export = self.holder.export();
+        let (file, opened) = open(&mut self.holder, export);
+        self.held =
+            lock(&mut self.holder, file, opened.stateid, b"again", LockType::Write).unwrap();
+        self.open = open(&mut self.waiting, export).1.stateid;
+        assert!(self.wait().is_err(), "it is locked");
+    }
+
+    /// Whether SEQUENCE reports that no connection is bound.
+    fn has_path_down(&mut self) -> bool {
+        let session = &mut self.waiting;
+        session.sequence += 1;
+        let call = session.sequenced(&Operations::new());
+        let mut results = compound(&mut session.client, session.minor_version, &call);
+        let done: SequenceOk = results.next(OperationCode::Sequence).unwrap();
+        let down = SEQ4_STATUS_CB_PATH_DOWN | SEQ4_STATUS_CB_PATH_DOWN_SESSION;
+        assert!([0, down].contains(&done.status_flags), "{:#x}", done.status_flags);
+        done.status_flags == down
+    }
+
     /// Receives a callback, and checks it. Returns its transaction id.
     fn receive(&mut self, sequence: u32) -> u32 {
         let record = self.waiting.client.receive_record().expect("a callback");
@@ -125,16 +151,8 @@ fn a_client_is_notified_when_a_lock_that_it_waits_for_is_free() {
     bed.unlock();
     let xid = bed.receive(1);
     bed.answer(xid, NFS4_OK, 2);
-    let locked = bed.wait().expect("it is free");
     // And once more, with the slot's next number.
-    let close = CloseArgs { seqid: 0, stateid: bed.open };
-    bed.waiting.ok(&Operations::new().at(bed.file).op(OperationCode::Close, &close));
-    assert_ne!(locked, bed.held);
-    let export = bed.holder.export();
-    let (file, opened) = open(&mut bed.holder, export);
-    bed.held = lock(&mut bed.holder, file, opened.stateid, b"again", LockType::Write).unwrap();
-    bed.open = open(&mut bed.waiting, export).1.stateid;
-    assert!(bed.wait().is_err(), "it is locked");
+    bed.wait_again();
     bed.unlock();
     bed.receive(2);
 }
@@ -160,20 +178,32 @@ fn a_client_whose_slot_is_in_disorder_loses_the_path_and_binds_another() {
     bed.unlock();
     let xid = bed.receive(1);
     bed.answer(xid, Status::SeqMisordered.code(), 1);
-    let path_is_down = |session: &mut Session| {
-        session.sequence += 1;
-        let call = session.sequenced(&Operations::new());
-        let mut results = compound(&mut session.client, session.minor_version, &call);
-        let done: SequenceOk = results.next(OperationCode::Sequence).unwrap();
-        let down = SEQ4_STATUS_CB_PATH_DOWN | SEQ4_STATUS_CB_PATH_DOWN_SESSION;
-        assert!([0, down].contains(&done.status_flags), "{:#x}", done.status_flags);
-        done.status_flags == down
-    };
-    while !path_is_down(&mut bed.waiting) {
+    while !bed.has_path_down() {
         std::thread::yield_now();
     }
     assert_eq!(bind(&mut bed.waiting), ChannelDirection::Both);
-    assert!(!path_is_down(&mut bed.waiting));
+    assert!(!bed.has_path_down());
+}
+
+/// Linux answers so: CB_SEQUENCE of a replay succeeds, and the operation behind it is refused.
+#[test]
+fn a_notice_that_is_refused_as_a_replay_comes_again_at_once() {
+    let mut bed = Bed::new();
+    bed.unlock();
+    bed.receive(1);
+    // The connection breaks before the answer.
+    bed.waiting.client = bed.fixture.client();
+    while !bed.has_path_down() {
+        std::thread::yield_now();
+    }
+    assert_eq!(bind(&mut bed.waiting), ChannelDirection::Both);
+    bed.wait_again();
+    bed.unlock();
+    let xid = bed.receive(1);
+    bed.answer(xid, Status::RetryUncachedRep.code(), 2);
+    let xid = bed.receive(2);
+    bed.answer(xid, NFS4_OK, 2);
+    assert!(!bed.has_path_down());
 }
 
 #[test]
