@@ -196,11 +196,8 @@ impl Backchannel {
                     .for_each(|bound| bound.is_proved = true);
             }
             // The client would delay the messages that wait, too. Recalls are repeated, and a
-            // client repeats its request.
-            CallbackEnd::Delayed => {
-                self.is_uncertain = false;
-                self.forget_waiting();
-            }
+            // client repeats its request. Its slot is as it was, with a lost callback or without.
+            CallbackEnd::Delayed => self.forget_waiting(),
             CallbackEnd::Misordered if self.is_uncertain => {
                 self.next = self.next.next();
                 self.is_uncertain = false;
@@ -331,6 +328,21 @@ mod tests {
         assert_eq!(next, Callback { sequence: SequenceId(2), ..again });
         assert_eq!(channel.end(next, CallbackEnd::Misordered), None, "not twice");
         assert!(!channel.has_path());
+    }
+
+    /// Linux delays a callback while it is performing the lost one with the same number.
+    #[test]
+    fn a_lost_callback_stays_in_doubt_while_the_client_delays_the_next() {
+        let mut channel = bound();
+        let lost = channel.notify(notice(1)).unwrap();
+        assert_eq!(channel.end(lost, CallbackEnd::Lost), None);
+        channel.bind(ConnectionId(2));
+        let delayed = channel.notify(notice(2)).unwrap();
+        assert_eq!(channel.end(delayed, CallbackEnd::Delayed), None);
+        let refused = channel.notify(notice(3)).unwrap();
+        assert_eq!(refused.sequence, SequenceId(1));
+        let again = channel.end(refused.clone(), CallbackEnd::Misordered).unwrap();
+        assert_eq!(again, Callback { sequence: SequenceId(2), ..refused });
     }
 
     #[test]
