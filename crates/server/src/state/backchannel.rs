@@ -1,9 +1,10 @@
 //! The backchannel of a session, RFC 8881 §2.10.3.1: its connections, its slot, and the messages
 //! that wait for the slot.
 //!
-//! One slot is enough. A notice is a hint, and a client that misses it repeats its request all the
-//! same. A recall goes to the next connection when one loses it, and is repeated by
-//! [`State::expire`](super::State::expire) until the client has returned the delegation.
+//! One slot is enough. A message goes to the next connection when one loses it. Without another, a
+//! notice is dropped: it is a hint, and a client that misses it repeats its request all the same. A
+//! recall is repeated by [`State::expire`](super::State::expire) until the client has returned the
+//! delegation.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -206,13 +207,11 @@ impl Backchannel {
             CallbackEnd::Misordered | CallbackEnd::Lost => {
                 self.connections.retain(|bound| bound.binding != callback.binding);
                 self.is_uncertain = true;
-                // Requests are repeated before the client has another path.
-                self.notices.clear();
-                if let Message::Recall(_) = callback.message {
+                if self.has_path() {
                     self.requeue(callback.message);
-                }
-                // Another session may have a path: the recalls come again.
-                if !self.has_path() {
+                } else {
+                    // Requests are repeated before the client has another path. Recalls come again,
+                    // perhaps over another session.
                     self.forget_waiting();
                 }
             }
@@ -346,7 +345,23 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_recall_goes_to_the_next_connection() {
+    fn a_lost_message_and_those_behind_it_go_to_the_next_connection() {
+        for message in [notice(1), recall(1)] {
+            let mut channel = bound();
+            channel.bind(ConnectionId(2));
+            let lost = channel.notify(message).unwrap();
+            assert_eq!(channel.notify(notice(2)), None);
+            let again = channel.end(lost.clone(), CallbackEnd::Lost).unwrap();
+            assert_eq!(again.connection, ConnectionId(1));
+            assert_eq!((again.sequence, &again.message), (lost.sequence, &lost.message));
+            let next = channel.end(again, CallbackEnd::Performed).unwrap();
+            assert_eq!(next.message, notice(2));
+            assert_eq!(channel.end(next, CallbackEnd::Lost), None, "no path is left");
+        }
+    }
+
+    #[test]
+    fn a_lost_recall_goes_before_those_that_wait() {
         let mut channel = bound();
         channel.bind(ConnectionId(2));
         let lost = channel.notify(recall(1)).unwrap();
@@ -356,8 +371,9 @@ mod tests {
         let again = channel.end(lost.clone(), CallbackEnd::Lost).unwrap();
         assert_eq!((again.connection, &again.message), (ConnectionId(1), &lost.message));
         let next = channel.end(again, CallbackEnd::Performed).unwrap();
-        assert_eq!(next.message, recall(2), "the notice is gone");
-        assert_eq!(channel.end(next, CallbackEnd::Performed), None);
+        assert_eq!(next.message, recall(2));
+        let last = channel.end(next, CallbackEnd::Performed).unwrap();
+        assert_eq!(last.message, notice(1));
     }
 
     #[test]
