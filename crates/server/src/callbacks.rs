@@ -207,8 +207,8 @@ fn encoded(session: &Session, callback: &Callback, xid: u32) -> Vec<u8> {
     w.into_vec()
 }
 
-/// The outcome of a callback by its status, and by whether CB_SEQUENCE succeeded: then the status is
-/// that of the operation behind it. A client obeys a recall by DELEGRETURN, not by its answer.
+/// The outcome of a callback by its status, and by whether CB_SEQUENCE succeeded: then the status
+/// is that of the operation behind it.
 fn outcome(record: &[u8]) -> Result<CallbackEnd, DecodeError> {
     let mut r = Reader::new(record);
     let header = ReplyHeader::decode(&mut r)?;
@@ -227,7 +227,7 @@ fn outcome(record: &[u8]) -> Result<CallbackEnd, DecodeError> {
             CallbackEnd::Misordered
         }
         Some(Status::Badhandle | Status::BadStateid) if is_behind_sequence => CallbackEnd::Unknown,
-        _ if is_behind_sequence => CallbackEnd::Performed,
+        _ if is_behind_sequence => CallbackEnd::Refused,
         Some(Status::Delay) => CallbackEnd::Delayed,
         _ => CallbackEnd::Lost,
     })
@@ -347,16 +347,16 @@ mod tests {
 
     #[test]
     fn a_callback_with_a_number_that_the_client_has_used_is_not_performed() {
-        use CallbackEnd::{Delayed, Lost, Misordered, Performed, Unknown};
+        use CallbackEnd::{Delayed, Lost, Misordered, Performed, Refused, Unknown};
         for (status, at_sequence, behind_it) in [
             (NFS4_OK, Performed, Performed),
             (Status::RetryUncachedRep.code(), Misordered, Misordered),
             (Status::SeqFalseRetry.code(), Misordered, Misordered),
             (Status::SeqMisordered.code(), Misordered, Misordered),
-            (Status::Delay.code(), Delayed, Performed),
+            (Status::Delay.code(), Delayed, Refused),
             (Status::BadStateid.code(), Lost, Unknown),
-            (Status::Badsession.code(), Lost, Performed),
-            (u32::MAX, Lost, Performed),
+            (Status::Badsession.code(), Lost, Refused),
+            (u32::MAX, Lost, Refused),
         ] {
             for (results, end) in [(1, at_sequence), (2, behind_it)] {
                 let answer = encoded_answer(1, status, results);

@@ -77,11 +77,13 @@ pub(crate) struct Callback {
 /// The outcome of a callback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CallbackEnd {
-    /// CB_SEQUENCE succeeded.
+    /// All succeeded.
     Performed,
     /// CB_SEQUENCE succeeded, and the client does not know what the message names: it answered
     /// `NFS4ERR_BADHANDLE` or `NFS4ERR_BAD_STATEID`.
     Unknown,
+    /// CB_SEQUENCE succeeded, and the operation behind it failed by another error.
+    Refused,
     /// The client has not performed it, and asks to wait: CB_SEQUENCE failed with `NFS4ERR_DELAY`.
     Delayed,
     /// The client has another number in its slot.
@@ -188,7 +190,7 @@ impl Backchannel {
         self.at_work = None;
         let is_probe = callback.message == Message::Probe;
         match end {
-            CallbackEnd::Performed | CallbackEnd::Unknown => {
+            CallbackEnd::Performed | CallbackEnd::Unknown | CallbackEnd::Refused => {
                 self.next = self.next.next();
                 self.is_uncertain = false;
                 let bound = self.connections.iter_mut();

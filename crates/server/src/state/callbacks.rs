@@ -38,12 +38,10 @@ impl State {
         end: CallbackEnd,
         now: Duration,
     ) -> Option<Callback> {
-        if let (Message::Recall(recall), CallbackEnd::Performed | CallbackEnd::Unknown) =
-            (&callback.message, end)
-        {
+        if let Message::Recall(recall) = &callback.message {
             let mut table = self.lock();
             if let Some(Ok(id)) = self.delegation(&table, session.client(), &recall.stateid) {
-                table.delegations.note_answer(id, end != CallbackEnd::Unknown, now);
+                table.delegations.note_answer(id, end, now);
             }
         }
         session.end_callback(callback, end)

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use proto::nfs4::{ClientId, FileHandle, Stateid};
 
-use super::backchannel::Recall;
+use super::backchannel::{CallbackEnd, Recall};
 use super::hold_offs::{HELD_OFF_MAX, HoldOffs};
 use super::revoked::Revoked;
 use super::{DelegationId, Effect, ExportId, FileId, Step};
@@ -86,9 +86,40 @@ pub(super) enum Phase {
         /// It is revoked then.
         ends_at: Duration,
         sent_at: Option<Duration>,
-        /// How often in a row the client has answered that it does not know it, and since when.
-        unknown: Option<(u32, Duration)>,
+        answer: RecallAnswer,
     },
+}
+
+/// The answers of a client to the recalls of a delegation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RecallAnswer {
+    /// The client has not answered, or its last answer was an error that it may get over.
+    Pending,
+    /// The last `count` answers, from `since` on, were that it does not know the delegation.
+    Unknown { count: u32, since: Duration },
+    /// `NFS4_OK`: the client returns the delegation. Linux does not know it by a recall from then
+    /// on, so further answers show nothing.
+    Accepted,
+}
+
+impl RecallAnswer {
+    fn after(self, end: CallbackEnd, now: Duration) -> Self {
+        match (self, end) {
+            (Self::Accepted, _) | (_, CallbackEnd::Performed) => Self::Accepted,
+            (Self::Unknown { count, since }, CallbackEnd::Unknown) => {
+                Self::Unknown { count: count + 1, since }
+            }
+            (Self::Pending, CallbackEnd::Unknown) => Self::Unknown { count: 1, since: now },
+            (_, CallbackEnd::Refused) => Self::Pending,
+            (_, CallbackEnd::Delayed | CallbackEnd::Misordered | CallbackEnd::Lost) => self,
+        }
+    }
+
+    /// Whether the client will not return the delegation, because it never got it.
+    fn is_final(self, now: Duration) -> bool {
+        matches!(self, Self::Unknown { count, since }
+            if count >= UNKNOWN_ANSWERS && now.saturating_sub(since) > UNKNOWN_FOR)
+    }
 }
 
 impl Delegations {
@@ -224,7 +255,8 @@ impl Delegations {
         let ends_at = now + within;
         match &mut delegation.phase {
             Phase::Held => {
-                delegation.phase = Phase::Recalled { ends_at, sent_at: None, unknown: None };
+                let answer = RecallAnswer::Pending;
+                delegation.phase = Phase::Recalled { ends_at, sent_at: None, answer };
                 self.recalled.insert(id);
                 self.totals.recalled += 1;
             }
@@ -233,14 +265,12 @@ impl Delegations {
         self.hold_offs.add(delegation.file, delegation.peer, (now, ends_at + HOLD_OFF));
     }
 
-    /// Notes the answer to a recall: whether the client knows the delegation. One that it does not
-    /// know is over soon.
-    pub(super) fn note_answer(&mut self, id: DelegationId, is_known: bool, now: Duration) {
+    /// Notes the end of a recall. A delegation that its client never got is over soon.
+    pub(super) fn note_answer(&mut self, id: DelegationId, end: CallbackEnd, now: Duration) {
         let Some(delegation) = self.by_id.get_mut(&id) else { return };
-        let Phase::Recalled { ends_at, unknown, .. } = &mut delegation.phase else { return };
-        let (count, since) = unknown.map_or((1, now), |(count, since)| (count + 1, since));
-        *unknown = (!is_known).then_some((count, since));
-        if !is_known && count >= UNKNOWN_ANSWERS && now.saturating_sub(since) > UNKNOWN_FOR {
+        let Phase::Recalled { ends_at, answer, .. } = &mut delegation.phase else { return };
+        *answer = answer.after(end, now);
+        if answer.is_final(now) {
             *ends_at = now.min(*ends_at);
             self.hold_offs.shorten(delegation.file, now + HOLD_OFF);
         }
@@ -263,12 +293,15 @@ impl Delegations {
     }
 }
 
-/// A recall is repeated as long as the client has not returned the delegation.
+/// A recall is repeated until the delegation is returned, also after NFS4_OK: FreeBSD answers so
+/// before it has received the delegation, and Linux can give up its return.
 const REPEAT_AFTER: Duration = Duration::from_secs(2);
 /// A client that does not know a delegation has answered so often, over a longer time than this.
-/// One answer is not enough: the reply with the delegation may still be on its way.
+/// The reply with the delegation may still be on its way. And Linux answers so, too, while it
+/// returns a delegation by itself, until it has claimed its opens and locks, each by a call: the
+/// time is enough for 500 at 60 ms.
 const UNKNOWN_ANSWERS: u32 = 3;
-const UNKNOWN_FOR: Duration = Duration::from_secs(4);
+const UNKNOWN_FOR: Duration = Duration::from_secs(30);
 /// A file is not delegated again for so long after a recall: what conflicted is likely to come
 /// again.
 const HOLD_OFF: Duration = Duration::from_secs(30);

@@ -246,31 +246,62 @@ fn only_reclaims_are_granted_in_the_grace_period() {
     bed.state.delegate(&call, bed.step.now).unwrap();
 }
 
-/// The reply with the delegation may still be on its way when the first recall arrives.
+/// The reply with the delegation may still be on its way when the first recall arrives, or the
+/// client may have begun to return it by itself.
 #[test]
 fn a_delegation_that_its_client_does_not_know_is_soon_revoked() {
-    use CallbackEnd::{Performed, Unknown};
-    // The answers to the recalls, one every two seconds, and whether that is enough.
+    use CallbackEnd::{Delayed, Lost, Performed, Refused, Unknown};
+    // The answers to recalls, one every two seconds, and whether that is enough.
     for (answers, is_revoked) in [
-        (&[Unknown, Unknown, Unknown, Unknown][..], true),
-        (&[Unknown, Unknown], false),
-        (&[Unknown, Unknown, Performed, Unknown, Unknown], false),
-        (&[Performed, Performed, Performed, Performed], false),
+        (&[(Unknown, 17)][..], true),
+        (&[(Unknown, 16)], false),
+        (&[(Unknown, 1), (Lost, 8), (Delayed, 8), (Unknown, 2)], true),
+        (&[(Unknown, 1), (Lost, 16), (Unknown, 1)], false),
+        (&[(Unknown, 8), (Refused, 1), (Unknown, 16)], false),
+        (&[(Unknown, 1), (Performed, 1), (Unknown, 30)], false),
+        (&[(Refused, 30)], false),
     ] {
         let mut bed = Bed::new(Limits::default(), Vec::new());
         let (holder, session, held) = bed.delegated(b"holder");
-        session.bind_back(ConnectionId(1)).unwrap();
         let recall = Message::Recall(Recall { stateid: held, object: object() });
         bed.state.recall(FILE, false, &mut bed.step);
-        for answer in answers {
-            assert_eq!(bed.state.test_stateid(holder, &held), Ok(()));
-            let (_, sent) = bed.state.notify(holder, recall.clone()).unwrap();
-            assert_eq!(bed.state.end_callback(&session, sent, *answer, bed.step.now), None);
-            bed.pass(2);
+        for (answer, count) in answers {
+            for _ in 0..*count {
+                assert_eq!(bed.state.test_stateid(holder, &held), Ok(()), "{answers:?}");
+                session.bind_back(ConnectionId(1)).unwrap();
+                let (_, sent) = bed.state.notify(holder, recall.clone()).unwrap();
+                assert_eq!(bed.state.end_callback(&session, sent, *answer, bed.step.now), None);
+                bed.pass(2);
+            }
         }
         let wanted = if is_revoked { Err(Status::DelegRevoked) } else { Ok(()) };
         assert_eq!(bed.state.test_stateid(holder, &held), wanted, "{answers:?}");
     }
+}
+
+/// An answer does not show that the delegation will be returned: the recall may have overtaken the
+/// reply with the delegation, or its return may fail.
+#[test]
+fn a_recall_is_repeated_whatever_its_client_answers() {
+    use CallbackEnd::{Delayed, Lost, Performed, Refused, Unknown};
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let (holder, session, held) = bed.delegated(b"holder");
+    bed.taken();
+    bed.state.recall(FILE, false, &mut bed.step);
+    let recall = Message::Recall(Recall { stateid: held, object: object() });
+    for end in [Refused, Delayed, Lost, Performed, Unknown] {
+        assert_eq!(bed.recalls(), 1, "before {end:?}");
+        session.bind_back(ConnectionId(1)).unwrap();
+        let (_, sent) = bed.state.notify(holder, recall.clone()).unwrap();
+        assert_eq!(bed.state.end_callback(&session, sent, end, bed.step.now), None);
+        bed.pass(2);
+    }
+    assert_eq!(bed.recalls(), 1);
+    bed.pass(79);
+    assert_eq!(bed.state.test_stateid(holder, &held), Ok(()));
+    assert!(session.lease.renew(bed.step.now));
+    bed.pass(1);
+    assert_eq!(bed.state.test_stateid(holder, &held), Err(Status::DelegRevoked), "it is late");
 }
 
 #[test]
