@@ -7,6 +7,7 @@
 //! delegation.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 
 use proto::nfs4::{FileHandle, SequenceId, Stateid};
@@ -110,6 +111,9 @@ pub(super) struct Backchannel {
     /// By their stateids: as many as the client has delegations that are not revoked, and one that
     /// was at work, at most.
     recalls: BTreeMap<[u8; 12], Recall>,
+    /// The stateid of the recall that was answered last: the next is the one behind it, so that
+    /// those that come again do not hold up the others.
+    last_recalled: [u8; 12],
     wants_probe: bool,
 }
 
@@ -132,6 +136,7 @@ impl Backchannel {
             at_work: None,
             notices: VecDeque::new(),
             recalls: BTreeMap::new(),
+            last_recalled: [0; 12],
             wants_probe: false,
         }
     }
@@ -193,6 +198,9 @@ impl Backchannel {
             CallbackEnd::Performed | CallbackEnd::Unknown | CallbackEnd::Refused => {
                 self.next = self.next.next();
                 self.is_uncertain = false;
+                if let Message::Recall(recall) = &callback.message {
+                    self.last_recalled = recall.stateid.other;
+                }
                 let bound = self.connections.iter_mut();
                 bound
                     .filter(|bound| bound.binding == callback.binding)
@@ -250,9 +258,8 @@ impl Backchannel {
         let proved = self.connections.iter().rfind(|bound| bound.is_proved);
         let Bound { connection, binding, .. } = *proved.or(self.connections.last())?;
         let parameters = self.parameters?;
-        let recall = self.recalls.pop_first().map(|(_, recall)| Message::Recall(recall));
-        let message = match recall {
-            Some(recall) => recall,
+        let message = match self.next_recall() {
+            Some(recall) => Message::Recall(recall),
             None => match self.notices.pop_front() {
                 Some(notice) => Message::NotifyLock(notice),
                 None if std::mem::take(&mut self.wants_probe) => Message::Probe,
@@ -261,6 +268,14 @@ impl Backchannel {
         };
         self.at_work = Some(message.clone());
         Some(Callback { connection, binding, parameters, sequence: self.next, message })
+    }
+
+    /// Takes the next recall out of the queue: they take turns.
+    fn next_recall(&mut self) -> Option<Recall> {
+        let behind = (Excluded(self.last_recalled), Unbounded);
+        let next = self.recalls.range(behind).next().or(self.recalls.first_key_value());
+        let stateid = *next?.0;
+        self.recalls.remove(&stateid)
     }
 
     #[cfg(test)]
@@ -388,6 +403,26 @@ mod tests {
         assert_eq!((again.connection, &again.message), (ConnectionId(1), &lost.message));
         assert_eq!(channel.end(again, CallbackEnd::Lost), None);
         assert!(!channel.has_path());
+    }
+
+    /// A client may be so slow that a recall is due again before the others were sent.
+    #[test]
+    fn recalls_that_come_again_do_not_hold_up_others() {
+        let mut channel = bound();
+        let mut next = channel.notify(recall(1));
+        for number in 2..=9 {
+            assert_eq!(channel.notify(recall(number)), None);
+        }
+        let mut sent = Vec::new();
+        for _ in 0..2 * 9 {
+            let callback = next.unwrap();
+            let message = callback.message.clone();
+            next = channel.end(callback, CallbackEnd::Unknown);
+            assert_eq!(channel.notify(message.clone()), None);
+            sent.push(message);
+        }
+        let each: Vec<_> = (1..=9).map(recall).collect();
+        assert_eq!(sent, [&each[..], &each].concat());
     }
 
     #[test]
