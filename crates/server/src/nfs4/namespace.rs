@@ -227,13 +227,16 @@ impl Compound<'_> {
         Ok(RenameOk { source, target })
     }
 
-    /// LINK, RFC 8881 §18.9.
+    /// LINK, RFC 8881 §18.9. A directory is refused here: the kernel's EPERM is no status of LINK.
     pub(super) async fn link(&mut self, args: NameArgs<'_>) -> Outcome<ChangedOk> {
-        let file = self.saved_object_or(Status::Rofs)?;
+        let file = self.saved_object_or(Status::Isdir)?;
         let Located { caller, object } = &self.object_or(Status::Rofs)?;
         check_name(args.name)?;
         self.refuse_mounted(self.current_handle()?, args.name, Status::Exist)?;
         let vfs = &self.request.service.vfs;
+        if vfs.hold(&file.object).await?.file_type().is_dir() {
+            return Err(Status::Isdir.into());
+        }
         let answer = vfs.link(caller, &file.object, object, args.name).await;
         answer.result?;
         Ok(ChangedOk { change: convert::change_info(&answer.attributes.1) })

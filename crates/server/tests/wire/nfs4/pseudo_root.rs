@@ -244,6 +244,21 @@ fn open_and_create_find_what_lookup_finds() {
     }
 }
 
+#[test]
+fn a_link_to_a_directory_is_refused_by_its_type() {
+    let fixture = with_nested("squash = \"none\"", &["dir"]);
+    let mut session = Session::new(&fixture);
+    let root = Operations::new().root();
+    let export = root.clone().lookup(b"srv").lookup(b"one");
+    let codes = export.codes();
+    let one = session.ok(&export.clone().getfh()).skip(&codes).handle();
+    for directory in [root, export.clone(), export.lookup(b"dir")] {
+        let saved = directory.op(OperationCode::Savefh, &()).at(one);
+        let call = saved.op(OperationCode::Link, &NameArgs { name: b"new" });
+        assert_eq!(session.call(&call).status, Err(Status::Isdir), "{:?}", call.codes());
+    }
+}
+
 /// The entry that the export takes the place of would change, or hide what is moved onto it.
 #[test]
 fn the_name_of_an_export_below_another_is_as_fixed_as_that_of_a_mount_point() {
