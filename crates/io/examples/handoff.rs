@@ -10,7 +10,8 @@ use spillway_io as io;
 
 fn main() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-    let engine = Engine::new(EngineConfig { data_threads: 2, metadata_threads: 2, queue_max: 64 });
+    let config = EngineConfig { data_threads: 2, metadata_threads: 2, queue_max: 64 };
+    let engine = Engine::new(config).expect("the first threads");
     runtime.block_on(async {
         report("data, one at a time", one_by_one(&engine).await);
         report("data, 16 at a time", sixteen_at_a_time(&engine).await);

@@ -20,7 +20,7 @@ use crate::portmap::registration::{self, RPCBIND};
 use crate::procedures::{Mapped, Programs};
 use crate::recovery::{self, Recovery};
 use crate::report::{Monitor, MonitorFacts, figures};
-use crate::service::Service;
+use crate::service::{self, Service};
 use crate::state_dir::{StateDir, StateDirError};
 use crate::{listener, portmap};
 
@@ -62,8 +62,8 @@ pub enum StartError {
     /// A listening socket that this process inherited.
     #[error("cannot use a listening socket of the service manager: {0}")]
     Inherited(std::io::Error),
-    /// The threads that sockets live on.
-    #[error("cannot start threads for connections: {0}")]
+    /// The first threads: for sockets, and for calls that wait for a disk.
+    #[error("cannot start threads: {0}")]
     Threads(std::io::Error),
     /// Neither is port 111 free nor does an rpcbind there take registrations.
     #[error("can neither serve as portmapper nor register with rpcbind: {0}")]
@@ -144,7 +144,8 @@ impl Server {
         }
         let recovery = serves_v4.then(|| Recovery::open(state_dir.path())).transpose();
         let recovery = recovery.map_err(StartError::Recovery)?;
-        let service = Service::new(&config, exports, handle_key, recovery, counters);
+        let engine = service::engine(&config).map_err(StartError::Threads)?;
+        let service = Service::new(&config, engine, exports, handle_key, recovery, counters);
         let service = Arc::new(service.map_err(StartError::Random)?);
         let listeners = if inherited.is_empty() {
             bind(config.listen())?

@@ -97,7 +97,11 @@ pub(crate) struct Service {
     pub(crate) timers: Handle,
 }
 
-fn engine(config: &Config) -> Engine {
+/// The engine of a server.
+///
+/// # Errors
+/// The system refuses its first threads.
+pub(crate) fn engine(config: &Config) -> std::io::Result<Engine> {
     Engine::new(EngineConfig {
         data_threads: config.data_threads(),
         metadata_threads: config.metadata_threads(),
@@ -153,6 +157,7 @@ impl Service {
     /// Those of the kernel's random source, and of starting a thread.
     pub(crate) fn new(
         config: &Config,
+        engine: Engine,
         exports: Exports,
         handle_key: HandleKey,
         recovery: Option<(Recovery, Recovered)>,
@@ -170,7 +175,7 @@ impl Service {
         let memory = MemoryPlan::new(budget, &descriptors, recovery.is_some().then_some(&limits));
         tracing::debug!(?memory, outside_bytes = memory.outside_bytes(), ?descriptors, "bounds");
         let processors = available_parallelism().map_or(1, usize::from);
-        let engine = Arc::new(engine(config));
+        let engine = Arc::new(engine);
         let (calls_max, tracer) = (memory.connection_calls_max, Arc::new(Tracer::default()));
         let (recovery, recovered) = recovery.unzip();
         let state = Arc::new(nfs4::new_state(recovered.unwrap_or_default(), limits)?);

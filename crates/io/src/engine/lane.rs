@@ -155,6 +155,12 @@ struct Queue {
     closed: bool,
 }
 
+impl Queue {
+    fn has_started(&self) -> bool {
+        self.threads > 0 || self.closed
+    }
+}
+
 impl Lane {
     pub(super) fn new(
         name: &'static str,
@@ -282,6 +288,21 @@ impl Lane {
         };
         queue.turns.iter().any(|&turn| turn != client)
             || queue.clients.get(&client).is_some_and(is_wanted)
+    }
+
+    /// Starts the first thread, unless the lane is closed. It stays until the lane is closed: work
+    /// that is queued always finds one.
+    ///
+    /// # Errors
+    /// The system refuses it.
+    pub(super) fn start(&self) -> io::Result<()> {
+        let mut queue = self.shared.lock();
+        if queue.has_started() { Ok(()) } else { self.shared.add_thread(&mut queue) }
+    }
+
+    /// Whether nothing is left for [`Self::start`].
+    pub(super) fn has_started(&self) -> bool {
+        self.shared.lock().has_started()
     }
 
     pub(super) fn close(&self) {
@@ -439,29 +460,26 @@ impl Shared {
         let sleeping = queue.sleeping.pop();
         if sleeping.is_some() {
             queue.claimed += 1;
-        } else if queue.threads < self.threads_max {
-            match self.start_thread(queue.threads) {
-                Ok(()) => {
-                    queue.threads += 1;
-                    queue.claimed += 1;
-                }
-                Err(error) if queue.threads > 0 => {
-                    let (lane, threads) = (self.name, queue.threads);
-                    tracing::warn!(%error, lane, threads, "cannot start another thread");
-                }
-                // No thread would ever run the job.
-                Err(error) => panic!("{}: cannot start the first thread: {error}", self.name),
-            }
+        } else if queue.threads < self.threads_max
+            && let Err(error) = self.add_thread(queue)
+        {
+            let (lane, threads) = (self.name, queue.threads);
+            // Only a closed lane has no thread left. It would never run the job.
+            assert!(threads > 0, "{lane}: cannot start a thread after the end: {error}");
+            tracing::warn!(%error, lane, threads, "cannot start another thread");
         }
         sleeping
     }
 
-    fn start_thread(self: &Arc<Self>, index: usize) -> io::Result<()> {
+    /// Starts a thread, which is on its way to work then.
+    fn add_thread(self: &Arc<Self>, queue: &mut Queue) -> io::Result<()> {
         let shared = Arc::clone(self);
         thread::Builder::new()
-            .name(format!("{}-{index}", self.name))
-            .spawn(move || shared.serve())
-            .map(drop)
+            .name(format!("{}-{}", self.name, queue.threads))
+            .spawn(move || shared.serve())?;
+        queue.threads += 1;
+        queue.claimed += 1;
+        Ok(())
     }
 
     fn serve(&self) {

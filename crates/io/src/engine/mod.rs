@@ -12,13 +12,14 @@ mod wait;
 use std::fmt;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use crate::identity::{self, Identity};
 pub use lane::LaneKind;
 pub(crate) use lane::rouse_owed;
 use lane::{Destination, Rank};
-use share::Devices;
 pub use share::{Device, DeviceNumber, Holder, Share};
+use share::{Devices, Lanes};
 
 /// A client among which the threads of a device are shared. 0 is this process itself.
 pub type ClientId = u128;
@@ -54,18 +55,25 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine without any thread yet.
+    /// An engine with a thread for each kind of work on no device in particular.
+    ///
+    /// # Errors
+    /// The system refuses these threads.
     ///
     /// # Panics
     /// If a number in `config` is 0.
-    pub fn new(config: EngineConfig) -> Self {
-        let own = Devices::default().get((0, 0), &config);
-        Self { config, own: Share::new(&own, 0), devices: Devices::default() }
+    pub fn new(config: EngineConfig) -> io::Result<Self> {
+        let own = Lanes::new((0, 0), &config);
+        own.start()?;
+        let own = Share::new(&Device(Arc::new(own)), 0);
+        Ok(Self { config, own, devices: Devices::default() })
     }
 
-    /// The threads for work on a device, which start when there is work.
+    /// The threads for work on a device. While the system refuses the first of them, those for work
+    /// on no device in particular; it is asked again after a second.
     pub fn device(&self, number: DeviceNumber) -> Device {
-        self.devices.get(number, &self.config)
+        let device = self.devices.get(number, &self.config);
+        device.unwrap_or_else(|| self.own_device().clone())
     }
 
     /// The threads for work on no device in particular.
@@ -90,8 +98,8 @@ impl Engine {
     /// queued, the job does not run; after that it runs, and its result is dropped.
     ///
     /// # Panics
-    /// With the job's own panic, if it panics; the thread lives on. And if the system refuses the
-    /// lane its very first thread.
+    /// With the job's own panic, if it panics; the thread lives on. And if the system refuses a
+    /// thread after [`shutdown`](Self::shutdown).
     pub async fn data<R, F>(&self, job: F) -> R
     where
         R: Send + 'static,

@@ -3,12 +3,13 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::future::poll_fn;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::lane::{DeviceId, Lane, LaneKind, note_wait, noting};
 use super::{ClientId, EngineConfig, Task, wait};
@@ -19,6 +20,13 @@ pub type DeviceNumber = (u32, u32);
 /// The threads that wait for one device. A device that does not answer holds up no other's.
 #[derive(Clone)]
 pub struct Device(pub(super) Arc<Lanes>);
+
+impl Device {
+    /// (0, 0) for no device in particular.
+    pub fn number(&self) -> DeviceNumber {
+        self.0.number
+    }
+}
 
 impl PartialEq for Device {
     fn eq(&self, other: &Self) -> bool {
@@ -52,23 +60,63 @@ impl Lanes {
             LaneKind::Data => &self.data,
         }
     }
+
+    /// Sees to it that each lane has a thread, until it is closed.
+    ///
+    /// # Errors
+    /// The system refuses one.
+    pub(super) fn start(&self) -> io::Result<()> {
+        self.data.start()?;
+        self.metadata.start()
+    }
+
+    fn have_started(&self) -> bool {
+        self.data.has_started() && self.metadata.has_started()
+    }
 }
 
 /// The devices that work was done for so far.
 #[derive(Default)]
-pub(super) struct Devices(Mutex<HashMap<DeviceNumber, Device>>);
+pub(super) struct Devices(Mutex<KnownDevices>);
+
+#[derive(Default)]
+struct KnownDevices {
+    lanes: HashMap<DeviceNumber, Arc<Lanes>>,
+    /// The time when the system last refused the first thread of a lane.
+    refused_at: Option<Instant>,
+}
+
+/// The system is asked again for the first threads of a device after so long: a network thread
+/// waits for its answer.
+pub(super) const FIRST_THREAD_RETRY: Duration = Duration::from_secs(1);
 
 impl Devices {
-    pub(super) fn get(&self, number: DeviceNumber, config: &EngineConfig) -> Device {
-        let new = || Device(Arc::new(Lanes::new(number, config)));
-        self.lock().entry(number).or_insert_with(new).clone()
+    /// The threads for a device, of which each lane has one. `None` if the system refuses these, or
+    /// has refused others a moment ago.
+    pub(super) fn get(&self, number: DeviceNumber, config: &EngineConfig) -> Option<Device> {
+        let mut known = self.lock();
+        let new = || Arc::new(Lanes::new(number, config));
+        let lanes = Arc::clone(known.lanes.entry(number).or_insert_with(new));
+        if !lanes.have_started() {
+            if known.refused_at.is_some_and(|at| at.elapsed() < FIRST_THREAD_RETRY) {
+                return None;
+            }
+            if let Err(error) = lanes.start() {
+                known.refused_at = Some(Instant::now());
+                drop(known);
+                let (major, minor) = number;
+                tracing::error!(%error, major, minor, "cannot start the first threads of a device");
+                return None;
+            }
+        }
+        Some(Device(lanes))
     }
 
     pub(super) fn all(&self) -> Vec<Device> {
-        self.lock().values().cloned().collect()
+        self.lock().lanes.values().map(|lanes| Device(Arc::clone(lanes))).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<DeviceNumber, Device>> {
+    fn lock(&self) -> MutexGuard<'_, KnownDevices> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -152,7 +200,7 @@ impl Share {
 
     /// The holder of buffers for the data of the device.
     pub fn holder(&self) -> Holder {
-        Holder { client: self.client, device: self.device.0.number }
+        Holder { client: self.client, device: self.device.number() }
     }
 
     /// That of the task that is polled on this thread; [`Holder::OWN`] where there is none.

@@ -3,19 +3,23 @@ use std::future::poll_fn;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
 use std::task::Poll;
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{Notify, oneshot};
 
+use super::share::FIRST_THREAD_RETRY;
 use super::*;
 use crate::skip::skip;
 
 fn engine(threads: usize, queue_max: usize) -> Engine {
-    Engine::new(EngineConfig { data_threads: threads, metadata_threads: threads, queue_max })
+    let config = EngineConfig { data_threads: threads, metadata_threads: threads, queue_max };
+    Engine::new(config).unwrap()
 }
 
 async fn is_pending<T>(mut future: std::pin::Pin<&mut impl Future<Output = T>>) -> bool {
@@ -579,6 +583,44 @@ fn hold_threads(engine: &Engine, share: &Share, jobs: usize) -> Vec<mpsc::Sender
         assert!(engine.leave_to_data(hold));
     }
     senders
+}
+
+/// In a child process, whose threads the system refuses.
+const CHILD: &str = "SPILLWAY_TEST_REFUSED_THREADS";
+
+#[tokio::test]
+async fn work_for_a_device_is_done_though_the_system_refuses_its_threads() {
+    if std::env::var_os(CHILD).is_none() {
+        let name = "work_for_a_device_is_done_though_the_system_refuses_its_threads";
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", &format!("engine::tests::{name}")])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&child.stdout);
+        assert!(child.status.success() && text.contains("1 passed"), "{text}");
+        return;
+    }
+    let engine = engine(2, 4);
+    let limit = getrlimit(Resource::As);
+    let mapped = fs::read_to_string("/proc/self/statm").unwrap();
+    let mapped: u64 = mapped.split(' ').next().unwrap().parse().unwrap();
+    // Less than a stack beyond what is mapped.
+    let current = Some(mapped * rustix::param::page_size() as u64 + (1 << 20));
+    setrlimit(Resource::As, Rlimit { current, ..limit }).unwrap();
+    let asked = Instant::now();
+    let device = engine.device((8, 0));
+    let entered = Share::new(&device, 1).enter();
+    assert_eq!(engine.data(|| 7).await, 7);
+    drop(entered);
+    setrlimit(Resource::As, limit).unwrap();
+    assert!(device == *engine.own_device());
+    let devices = [(8, 0), (8, 1)].map(|number| engine.device(number));
+    let is_soon = asked.elapsed() < FIRST_THREAD_RETRY;
+    let are_own = devices.iter().all(|device| device == engine.own_device());
+    assert!(are_own || !is_soon, "the system is not asked again at once");
+    thread::sleep(FIRST_THREAD_RETRY);
+    assert_eq!(engine.device((8, 0)).number(), (8, 0), "the system has threads again");
 }
 
 #[tokio::test]

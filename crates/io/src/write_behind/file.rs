@@ -696,11 +696,8 @@ mod tests {
 
     #[tokio::test]
     async fn task_that_a_flush_wakes_does_not_wait_with_it_for_the_disk() {
-        let engine = Arc::new(Engine::new(EngineConfig {
-            data_threads: 2,
-            metadata_threads: 1,
-            queue_max: 4,
-        }));
+        let config = EngineConfig { data_threads: 2, metadata_threads: 1, queue_max: 4 };
+        let engine = Arc::new(Engine::new(config).unwrap());
         let share = Share::new(engine.own_device(), 0);
         let window = idle_window();
         let file = enrolled(&window, OwnedFd::from);
@@ -735,7 +732,7 @@ mod tests {
     /// then done `act`.
     async fn writer_goes_on(act: impl FnOnce(&Arc<WriteBehindFile>) + Send + 'static) -> bool {
         let config = EngineConfig { data_threads: 2, metadata_threads: 1, queue_max: 4 };
-        let engine = Arc::new(Engine::new(config));
+        let engine = Arc::new(Engine::new(config).unwrap());
         let share = Share::new(engine.own_device(), 0);
         let window = idle_window();
         let file = enrolled(&window, OwnedFd::from);

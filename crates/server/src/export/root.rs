@@ -171,8 +171,17 @@ impl ExportRoot {
     }
 
     /// The threads for calls that may wait for its device.
-    pub(crate) fn threads(&self, engine: &Engine) -> &Device {
-        self.threads.get_or_init(|| engine.device(self.device))
+    pub(crate) fn threads<'a>(&'a self, engine: &'a Engine) -> &'a Device {
+        if let Some(threads) = self.threads.get() {
+            return threads;
+        }
+        let threads = engine.device(self.device);
+        // Those of no device are for the time until the system has threads again.
+        if threads.number() == self.device {
+            self.threads.get_or_init(|| threads)
+        } else {
+            engine.own_device()
+        }
     }
 
     /// The device that the root lies on: major and minor number.

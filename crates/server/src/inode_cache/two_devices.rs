@@ -92,5 +92,6 @@ fn open(cache: &InodeCache, root: &Arc<ExportRoot>, path: &Path) -> InodeKey {
 }
 
 pub(super) fn engine(data_threads: usize) -> Arc<Engine> {
-    Arc::new(Engine::new(EngineConfig { data_threads, metadata_threads: 1, queue_max: 16 }))
+    let config = EngineConfig { data_threads, metadata_threads: 1, queue_max: 16 };
+    Arc::new(Engine::new(config).unwrap())
 }

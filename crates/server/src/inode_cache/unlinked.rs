@@ -230,7 +230,7 @@ mod tests {
             .unwrap();
             let root = Arc::new(root);
             let config = EngineConfig { data_threads: 1, metadata_threads: 1, queue_max: 16 };
-            let (cache, engine) = (InodeCache::new(1000), Arc::new(Engine::new(config)));
+            let (cache, engine) = (InodeCache::new(1000), Arc::new(Engine::new(config).unwrap()));
             let names = ["kept", "deleted", "used"];
             let keys = names.map(|name| {
                 let path = dir.path().join(name);

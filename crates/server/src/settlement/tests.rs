@@ -40,7 +40,7 @@ impl Disks {
             return None;
         }
         let config = EngineConfig { data_threads: 1, metadata_threads: 1, queue_max: 16 };
-        let engine = Arc::new(Engine::new(config));
+        let engine = Arc::new(Engine::new(config).unwrap());
         let records = TempDir::new().unwrap();
         let (recovery, _) = Recovery::open(records.path()).unwrap();
         let tasks = Handle::current();
