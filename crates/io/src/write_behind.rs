@@ -41,12 +41,12 @@ mod runs;
 mod shared;
 mod window;
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use crate::engine::DeviceNumber;
+use crate::per_device::PerDevice;
 use crate::sync::{Mutex, MutexGuard};
 pub use file::{WriteBehindFile, WriteIntent};
 pub use pages::discard_error;
@@ -138,10 +138,10 @@ pub struct WriteBehind {
     devices: Mutex<Devices>,
 }
 
-/// The devices that files were written on so far.
+/// The devices that files were opened on since another one came, and those that have some.
 #[derive(Default)]
 struct Devices {
-    known: HashMap<DeviceNumber, Arc<Shared>>,
+    known: PerDevice<Shared>,
     /// All of them, and those that come, write their data back at once and end their threads.
     closed: bool,
 }
@@ -163,14 +163,14 @@ impl WriteBehind {
     pub fn file(&self, device: DeviceNumber) -> Arc<WriteBehindFile> {
         let mut devices = self.lock();
         let closed = devices.closed;
-        let shared = devices.known.entry(device).or_insert_with(|| {
+        let shared = devices.known.get(device, Shared::close_if_unused, || {
             let new = Shared::new(Arc::clone(&self.window));
             if closed {
                 new.close();
             }
             new
         });
-        WriteBehindFile::new(Arc::clone(shared))
+        WriteBehindFile::new(shared)
     }
 
     /// Bytes in the window now, in whole pages.
@@ -209,7 +209,7 @@ impl WriteBehind {
     }
 
     fn devices(&self) -> Vec<Arc<Shared>> {
-        self.lock().known.values().cloned().collect()
+        self.lock().known.iter().map(|(_, device)| Arc::clone(device)).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Devices> {

@@ -305,6 +305,12 @@ impl Lane {
         self.shared.lock().has_started()
     }
 
+    /// Whether no work is queued, and all threads sleep.
+    pub(super) fn is_idle(&self) -> bool {
+        let queue = self.shared.lock();
+        queue.waiting == 0 && queue.threads == queue.sleeping.len()
+    }
+
     pub(super) fn close(&self) {
         let sleeping = {
             let mut queue = self.shared.lock();

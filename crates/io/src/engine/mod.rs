@@ -15,10 +15,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use crate::identity::{self, Identity};
+pub use crate::per_device::DeviceNumber;
 pub use lane::LaneKind;
 pub(crate) use lane::rouse_owed;
 use lane::{Destination, Rank};
-pub use share::{Device, DeviceNumber, Holder, Share};
+pub use share::{Device, Holder, Share};
 use share::{Devices, Lanes};
 
 /// A client among which the threads of a device are shared. 0 is this process itself.
@@ -42,9 +43,10 @@ pub struct EngineConfig {
 /// Runs blocking jobs on its own threads: not on the async runtime's, whose pool is unbounded in
 /// its queue and shared with name resolution and everything else.
 ///
-/// Threads start on demand up to the configured number and are kept. A job that was accepted runs
-/// to completion, whatever becomes of the future that asked for it: the kernel may be writing into
-/// the job's buffer.
+/// Threads start on demand up to the configured number. They are kept, and those of a device that
+/// is not used any more end when another device comes. A job that was accepted runs to completion,
+/// whatever becomes of the future that asked for it: the kernel may be writing into the job's
+/// buffer.
 ///
 /// Work is done within the [`Share`] of the task that submits it; what belongs to no share is done
 /// by threads of its own, for client 0.
@@ -266,8 +268,7 @@ impl Drop for Engine {
     /// Ends the threads once they have run the accepted jobs. Does not wait for them.
     fn drop(&mut self) {
         for share in self.all() {
-            share.lanes().data.close();
-            share.lanes().metadata.close();
+            share.lanes().close();
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Whose work it is, and which device it waits for.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::future::poll_fn;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,9 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::lane::{DeviceId, Lane, LaneKind, note_wait, noting};
 use super::{ClientId, EngineConfig, Task, wait};
-
-/// A device number: major and minor.
-pub type DeviceNumber = (u32, u32);
+use crate::per_device::{DeviceNumber, PerDevice};
 
 /// The threads that wait for one device. A device that does not answer holds up no other's.
 #[derive(Clone)]
@@ -73,15 +70,32 @@ impl Lanes {
     fn have_started(&self) -> bool {
         self.data.has_started() && self.metadata.has_started()
     }
+
+    /// Ends the threads once they have done all that is queued.
+    pub(super) fn close(&self) {
+        self.data.close();
+        self.metadata.close();
+    }
+
+    /// Closes the lanes if the caller has the last reference and no work is left. None is queued
+    /// any more then: that takes a [`Share`], which has a reference, and a task of a lane has one.
+    fn close_if_unused(self: &Arc<Self>) -> bool {
+        let is_unused =
+            Arc::strong_count(self) == 1 && self.data.is_idle() && self.metadata.is_idle();
+        if is_unused {
+            self.close();
+        }
+        is_unused
+    }
 }
 
-/// The devices that work was done for so far.
+/// The devices that work was done for since another one came, and those that are in use.
 #[derive(Default)]
 pub(super) struct Devices(Mutex<KnownDevices>);
 
 #[derive(Default)]
 struct KnownDevices {
-    lanes: HashMap<DeviceNumber, Arc<Lanes>>,
+    lanes: PerDevice<Lanes>,
     /// The time when the system last refused the first thread of a lane.
     refused_at: Option<Instant>,
 }
@@ -96,7 +110,7 @@ impl Devices {
     pub(super) fn get(&self, number: DeviceNumber, config: &EngineConfig) -> Option<Device> {
         let mut known = self.lock();
         let new = || Arc::new(Lanes::new(number, config));
-        let lanes = Arc::clone(known.lanes.entry(number).or_insert_with(new));
+        let lanes = known.lanes.get(number, Lanes::close_if_unused, new);
         if !lanes.have_started() {
             if known.refused_at.is_some_and(|at| at.elapsed() < FIRST_THREAD_RETRY) {
                 return None;
@@ -113,7 +127,7 @@ impl Devices {
     }
 
     pub(super) fn all(&self) -> Vec<Device> {
-        self.lock().lanes.values().map(|lanes| Device(Arc::clone(lanes))).collect()
+        self.lock().lanes.iter().map(|(_, lanes)| Device(Arc::clone(lanes))).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, KnownDevices> {

@@ -1,3 +1,4 @@
+use std::cell::Cell;
 use std::fs::{self, File, Permissions};
 use std::future::poll_fn;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -583,6 +584,78 @@ fn hold_threads(engine: &Engine, share: &Share, jobs: usize) -> Vec<mpsc::Sender
         assert!(engine.leave_to_data(hold));
     }
     senders
+}
+
+/// Notes in `threads` the thread that it runs on, until that ends.
+fn note_thread(threads: &Arc<()>) -> impl FnOnce() + Send + 'static {
+    thread_local! {
+        static NOTED: Cell<Option<Arc<()>>> = const { Cell::new(None) };
+    }
+    let threads = Arc::clone(threads);
+    move || NOTED.set(Some(threads))
+}
+
+#[tokio::test]
+async fn threads_of_a_device_that_is_gone_end_when_another_comes() {
+    let engine = engine(2, 4);
+    let threads = Arc::new(());
+    for minor in 0..20 {
+        let share = Share::new(&engine.device((8, minor)), 1);
+        let _entered = share.enter();
+        engine.data(note_thread(&threads)).await;
+        engine.metadata(Identity::Server, note_thread(&threads)).await.unwrap();
+        // The threads sleep again.
+        while !(share.lanes().data.is_idle() && share.lanes().metadata.is_idle()) {
+            thread::yield_now();
+        }
+    }
+    drop(engine.device((8, 20)));
+    let ended = async {
+        while Arc::strong_count(&threads) > 1 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), ended).await.expect("they end");
+    assert_eq!(engine.all().len(), 2);
+}
+
+#[tokio::test]
+async fn device_with_work_or_in_use_is_kept_when_another_comes() {
+    let engine = engine(1, 4);
+    let (in_use, number) = (engine.device((8, 0)), (8, 1));
+    let held = hold_threads(&engine, &Share::new(&engine.device(number), 1), 2);
+    drop(engine.device((8, 2)));
+    assert!(engine.device((8, 0)) == in_use);
+    let mut shutdown = pin!(engine.shutdown());
+    assert!(tokio::time::timeout(Duration::from_millis(20), shutdown.as_mut()).await.is_err());
+    drop(held);
+    shutdown.await;
+}
+
+#[tokio::test]
+async fn work_is_done_while_devices_come_and_go() {
+    // The queue of each client takes all of its jobs.
+    let engine = engine(2, 500);
+    let done = Arc::new(AtomicUsize::new(0));
+    thread::scope(|scope| {
+        for thread in 0..4 {
+            let (engine, done) = (&engine, &done);
+            scope.spawn(move || {
+                for nth in 0..500 {
+                    let device = engine.device((8, (nth * 5 + thread) % 7));
+                    let entered = Share::new(&device, u128::from(thread)).enter();
+                    drop(device);
+                    let done = Arc::clone(done);
+                    assert!(engine.leave_to_data(move || {
+                        done.fetch_add(1, Ordering::SeqCst);
+                    }));
+                    drop(entered);
+                }
+            });
+        }
+    });
+    engine.shutdown().await;
+    assert_eq!(done.load(Ordering::SeqCst), 2_000);
 }
 
 /// In a child process, whose threads the system refuses.

@@ -400,6 +400,19 @@ impl Shared {
         self.work.notify_all();
     }
 
+    /// Ends the threads if nothing but they and the caller has a reference to it, one each. So no
+    /// file has one, and nothing is in the window.
+    pub(super) fn close_if_unused(self: &Arc<Self>) -> bool {
+        let is_unused = {
+            let state = self.lock();
+            Arc::strong_count(self) == 1 + state.threads
+        };
+        if is_unused {
+            self.close();
+        }
+        is_unused
+    }
+
     /// See [`super::WriteBehind::shutdown`].
     pub(super) fn shutdown(self: &Arc<Self>) {
         self.close();

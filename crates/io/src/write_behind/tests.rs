@@ -102,6 +102,26 @@ fn data_leaves_by_itself_and_the_descriptor_with_it() {
     assert_eq!(Arc::strong_count(&written.fd), 1);
 }
 
+#[test]
+fn threads_of_a_device_without_files_end_when_another_comes() {
+    let age_max = Duration::from_millis(5);
+    let window = WriteBehind::new(WriteBehindConfig { age_max, ..WriteBehindConfig::default() });
+    let written = Written::new(&window);
+    written.write(range(0, 4096));
+    let device = Arc::downgrade(&window.devices()[0]);
+    eventually("leaving", || written.file.is_idle());
+    drop(window.file(OTHER_DISK));
+    assert!(window.devices().iter().any(|known| Arc::as_ptr(known) == device.as_ptr()));
+    drop(written);
+    // A thread may still be about to sleep when the first one comes.
+    let mut others = (0..).map(|minor| (9, minor));
+    eventually("the end of its threads", || {
+        drop(window.file(others.next().unwrap()));
+        device.strong_count() == 0
+    });
+    assert_eq!(window.devices().len(), 1);
+}
+
 /// Bytes that this thread has read from disks.
 fn read_from_disk_bytes() -> u64 {
     let counts = std::fs::read_to_string("/proc/thread-self/io").unwrap();

@@ -40,3 +40,16 @@ impl Sweeps {
         self.closing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn last_sweeps_of_a_device_are_known_when_another_comes() {
+        let sweeps = Sweeps::default();
+        sweeps.of((8, 0)).lock().await.futile_at = Some(Instant::now());
+        drop(sweeps.of((8, 1)));
+        assert!(sweeps.of((8, 0)).lock().await.futile_at.is_some());
+    }
+}
