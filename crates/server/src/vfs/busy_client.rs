@@ -1,20 +1,23 @@
-//! Work of a client that has all its data threads at work, beside that of another client.
+//! Work of a client that has all its threads of a lane at work, beside that of another client.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use io::{Share, WriteData};
+use io::{LaneKind, Share, WriteData};
 use proto::nfs4::{ClientId, FileHandle};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
-use super::readable::{block_data_threads, object, open, root_caller};
-use super::{Allocation, Stability};
+use super::readable::{block_threads, object, open, root_caller};
+use super::retry::RETURN_PAUSES;
+use super::{Allocation, AttributeChange, EntryName, Stability};
+use crate::counters::Counter;
 use crate::export::Object;
+use crate::fs::Status;
 use crate::held_files::{export_id, file_id};
-use crate::inode_cache::{Flush, Inode};
+use crate::inode_cache::{Flush, Holders, Inode};
 use crate::server::Server;
 use crate::service::Service;
 use crate::skip::skip_in_ci_too;
@@ -31,19 +34,24 @@ struct Rig {
     server: Server,
     busy: Share,
     other: Share,
-    /// Dropped, the data threads of the busy client are free, one after the other.
+    /// Dropped, the threads of the busy client are free, one after the other.
     blocked: Vec<Sender<()>>,
     dir: TempDir,
 }
 
 impl Rig {
     async fn new() -> Self {
+        Self::with_blocked(LaneKind::Data).await
+    }
+
+    /// One whose busy client has all its threads of this lane at work.
+    async fn with_blocked(lane: LaneKind) -> Self {
         let dir = directory();
         let server = Server::start(config(dir.path(), "", "")).await.unwrap();
         let root = crate::test_server::root(&server);
         let device = server.service().engine.device(root.device());
         let [busy, other] = [1, 2].map(|client| Share::new(&device, client));
-        let blocked = block_data_threads(&server.service().vfs, &busy);
+        let blocked = block_threads(&busy, lane);
         Self { server, busy, other, blocked, dir }
     }
 
@@ -87,7 +95,16 @@ impl Rig {
         end
     }
 
-    /// Frees data threads of the busy client, one after the other, until a task has ended: the
+    /// Begins a SETATTR of the length on behalf of the busy client.
+    fn begin_setattr(&self, object: &Object) -> oneshot::Receiver<Result<(), Status>> {
+        let (service, object) = (self.service(), object.clone());
+        let size = AttributeChange { size: Some(4096), ..AttributeChange::default() };
+        self.begin(async move {
+            service.vfs.setattr(&root_caller(), &object, size, None, |_| false).await.result
+        })
+    }
+
+    /// Frees threads of the busy client, one after the other, until a task has ended: the
     /// first one may take a job before the task that holds something is in the queue.
     async fn ends_before_the_backlog<T>(&mut self, mut end: oneshot::Receiver<T>) -> T {
         for _ in 0..FREED_MAX {
@@ -179,4 +196,68 @@ async fn delegation_that_waits_for_a_thread_locks_no_file() {
     ended(others, "nothing is locked").await;
     rig.blocked.clear();
     ended(delegation, "it goes on").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn changes_of_names_and_attributes_lock_nothing_while_they_wait_for_a_thread() {
+    let mut rig = Rig::with_blocked(LaneKind::Metadata).await;
+    let (object, file) = rig.file().await;
+    let path = rig.dir.path().join("export");
+    let directory = open(&rig.server, &path).await;
+    let parent = self::object(&rig.server, &directory);
+    let dirs = [parent.clone(), parent.clone()];
+    // The jobs of all are in the queue when this returns.
+    let changed = rig.begin_setattr(&object);
+    assert!(file.lock.try_exclusive().is_some());
+    let service = rig.service();
+    let renamed = rig.begin(async move {
+        let [from, to] = dirs.each_ref().map(|dir| EntryName { dir, name: b"f" });
+        service.vfs.rename(&root_caller(), from, EntryName { name: b"g", ..to }).await.result
+    });
+    assert!(directory.lock.try_exclusive().is_some());
+    let service = rig.service();
+    let removed = rig.begin(async move {
+        service.vfs.remove(&root_caller(), &parent, b"missing", false).await.result
+    });
+    assert!(directory.lock.try_exclusive().is_some());
+    rig.blocked.clear();
+    assert_eq!(ended(changed, "it goes on").await, Ok(()));
+    assert_eq!(ended(renamed, "it goes on").await, Ok(()));
+    assert_eq!(ended(removed, "it goes on").await, Err(Status::NoEntry));
+    assert_eq!(std::fs::metadata(path.join("g")).unwrap().len(), 4096);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn change_that_waited_for_a_thread_waits_for_the_return_of_a_new_delegation() {
+    let mut rig = Rig::with_blocked(LaneKind::Metadata).await;
+    let (object, file) = rig.file().await;
+    let changed = rig.begin_setattr(&object);
+    file.set_holders(Holders::Several);
+    rig.blocked.clear();
+    tokio::time::sleep(RETURN_PAUSES[1]).await;
+    file.set_holders(Holders::None);
+    assert_eq!(ended(changed, "it goes on").await, Ok(()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn writes_that_come_while_a_change_waits_for_a_thread_share_a_batch() {
+    let mut rig = Rig::with_blocked(LaneKind::Metadata).await;
+    let file = rig.file().await;
+    let locked = file.1.lock.exclusive().await;
+    let wait = async |writes| {
+        while file.1.writes().unwrap().len() < writes {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let first = rig.begin_write(&rig.other, &file);
+    tokio::time::timeout(PATIENCE, wait(1)).await.expect("it waits");
+    let changed = rig.begin_setattr(&file.0);
+    let second = rig.begin_write(&rig.other, &file);
+    tokio::time::timeout(PATIENCE, wait(2)).await.expect("it waits");
+    drop(locked);
+    ended(first, "the file is free").await;
+    ended(second, "the file is free").await;
+    assert_eq!(rig.server.counters().value(Counter::WritesInBatches), 2);
+    rig.blocked.clear();
+    assert_eq!(ended(changed, "it goes on").await, Ok(()));
 }

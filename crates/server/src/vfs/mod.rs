@@ -461,6 +461,9 @@ impl Vfs {
             let now = file.lock.attributes(self.live_attributes(&file).await?);
             Box::pin(check(Arc::clone(&file), *now)).await?;
         }
+        // First of all: what it locks, others would wait for while it waits for a thread. A client
+        // may also get a delegation meanwhile, and a batch that is closed takes no more WRITEs.
+        self.engine.ask_for_metadata_thread().await;
         self.wait_for_return(&file, caller, what).await?;
         file.close_write_batch();
         let guard = file.lock.exclusive().await;

@@ -1,9 +1,7 @@
 //! LOOKUP, READLINK and the operations that add and remove names; those that make objects stand in
-//! `create`.
-//!
-//! All of them run as the caller, so that the kernel checks permissions, sticky bits and quotas as
-//! for a local user. Operations that change a directory have its lock (`Inode::lock`) from the
-//! attributes before to the attributes after.
+//! `create`. All of them run as the caller, so that the kernel checks permissions, sticky bits and
+//! quotas as for a local user. Operations that change a directory have its lock (`Inode::lock`)
+//! from the attributes before to the attributes after.
 
 mod create;
 mod delegated;
@@ -238,6 +236,7 @@ impl Vfs {
         to: Arc<Inode>,
         names: Arc<Result<(CString, CString), Status>>,
     ) -> Result<((Wcc, Wcc), Result<Option<InodeKey>, Status>), Status> {
+        self.engine.ask_for_metadata_thread().await;
         let (from_guard, to_guard) = lock_both(&from.lock, &to.lock).await;
         let by = NameChanger::of(caller);
         let job = move || {
@@ -325,6 +324,8 @@ impl Vfs {
         let attempt = || {
             let (opened, job) = (Arc::clone(&directory), Arc::clone(&job));
             async move {
+                // Others would wait for the directory while the job is in its client's queue.
+                self.engine.ask_for_metadata_thread().await;
                 let guard = opened.lock.exclusive().await;
                 let job = move || {
                     let change = begin_directory(guard, &opened)?;

@@ -281,10 +281,10 @@ mod tests {
     use std::os::unix::fs::{FileExt, OpenOptionsExt};
     use std::time::Duration;
 
-    use io::{DioAlign, IoMode};
+    use io::{DioAlign, IoMode, LaneKind};
     use rustix::fs::{Advice, OFlags, fadvise};
 
-    use super::super::readable::{Readable, block_data_threads, open, serve};
+    use super::super::readable::{Readable, block_threads, open, serve};
     use super::*;
     use crate::inode_cache::Inode;
     use crate::skip::skip_in_ci_too;
@@ -362,7 +362,7 @@ mod tests {
         let [busy, other] = [1, 2].map(|client| Share::new(&device, client));
         // Opens what is read through.
         busy.clone().run(ahead(&reads[0])).await;
-        let releases = block_data_threads(vfs, &busy);
+        let releases = block_threads(&busy, LaneKind::Data);
         let moment = Duration::from_millis(500);
         let own = tokio::time::timeout(moment, busy.run(ahead(&reads[1]))).await;
         if own.is_ok() {

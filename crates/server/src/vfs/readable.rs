@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
-use io::{ByteRange, FileVersion, Identity, IoMode, IoPolicy, Share};
+use io::{ByteRange, FileVersion, Identity, IoMode, IoPolicy, LaneKind, Share};
 use rustix::fs::Mode;
 
 use super::Vfs;
@@ -81,10 +81,9 @@ pub(super) fn root_caller() -> Caller {
     Caller { uid: 0, gid: 0, groups, read_only: false, opened, client: None, identity }
 }
 
-/// Occupies the data threads that a client may have with jobs of it that end when the senders are
-/// dropped; more of them wait in its queue. No thread is free for the client when this returns.
-pub(super) fn block_data_threads(vfs: &Vfs, client: &Share) -> Vec<Sender<()>> {
-    let _entered = client.enter();
+/// Occupies the threads of a lane that a client may have with jobs of it that end when the senders
+/// are dropped; more of them wait in its queue. No thread is free for the client when this returns.
+pub(super) fn block_threads(client: &Share, lane: LaneKind) -> Vec<Sender<()>> {
     let (taken, reports) = channel();
     let block = |_| {
         let ((release, blocked), taken) = (channel::<()>(), taken.clone());
@@ -93,11 +92,16 @@ pub(super) fn block_data_threads(vfs: &Vfs, client: &Share) -> Vec<Sender<()>> {
             let _ = taken.send(());
             assert!(blocked.recv().is_err());
         };
-        assert!(vfs.engine.leave_to_data(job));
+        assert!(client.leave_to(lane, job));
         release
     };
-    let releases = (0..DATA_THREADS).map(block).collect();
-    for _ in 0..CLIENT_THREADS {
+    let threads = match lane {
+        LaneKind::Data => DATA_THREADS,
+        LaneKind::Metadata => METADATA_THREADS,
+    };
+    let releases = (0..threads).map(block).collect();
+    // So many are given to one client.
+    for _ in 0..threads - threads / 4 {
         reports.recv_timeout(Duration::from_secs(20)).expect("a thread takes the job");
     }
     releases
@@ -105,5 +109,4 @@ pub(super) fn block_data_threads(vfs: &Vfs, client: &Share) -> Vec<Sender<()>> {
 
 /// Those of a server by default.
 const DATA_THREADS: usize = 44;
-/// Those that the engine gives to one client.
-const CLIENT_THREADS: usize = DATA_THREADS - DATA_THREADS / 4;
+const METADATA_THREADS: usize = 22;
