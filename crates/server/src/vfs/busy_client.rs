@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use io::{LaneKind, Share, WriteData};
+use io::{IoMode, LaneKind, Share, WriteData};
 use proto::nfs4::{ClientId, FileHandle};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
@@ -260,4 +260,32 @@ async fn writes_that_come_while_a_change_waits_for_a_thread_share_a_batch() {
     assert_eq!(rig.server.counters().value(Counter::WritesInBatches), 2);
     rig.blocked.clear();
     assert_eq!(ended(changed, "it goes on").await, Ok(()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn uncached_read_has_no_buffer_while_it_waits_for_a_thread() {
+    let mut rig = Rig::new().await;
+    let (mut object, file) = rig.file().await;
+    for mode in [IoMode::DontCache, IoMode::Direct] {
+        object.policy.read = mode;
+        let read = |client: &Share| {
+            let (service, object, file) = (rig.service(), object.clone(), Arc::clone(&file));
+            let (ended, end) = oneshot::channel();
+            client.begin_here(async move {
+                let (caller, call) = (root_caller(), CallId::local(1, 1));
+                let read = service.vfs.read(&caller, (&object, &file), call, 512 << 10, 4096);
+                ended.send(read.await.result.map(|done| done.count())).unwrap();
+            });
+            end
+        };
+        // Opens what is read through.
+        assert_eq!(ended(read(&rig.other), "its threads are free").await, Ok(4096));
+        // It is in the queue when this returns.
+        let mut queued = read(&rig.busy);
+        assert!(queued.try_recv().is_err());
+        assert_eq!(rig.service().buffers.bytes_in_use(), 0, "{mode}");
+        rig.blocked.clear();
+        assert_eq!(ended(queued, "it goes on").await, Ok(4096));
+        rig.blocked = block_threads(&rig.busy, LaneKind::Data);
+    }
 }

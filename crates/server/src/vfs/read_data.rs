@@ -192,7 +192,7 @@ impl Vfs {
         let quiet = self.quiet_reader(read.file).await?;
         let reader = quiet.unwrap_or_else(|| Arc::clone(&read.reader));
         self.emit_vector(read);
-        let buffer = self.take_buffer(read.len()).await?;
+        let buffer = self.buffer_on_data_thread(read.len()).await?;
         Ok(CachedRead {
             pages: self.pages_on_data_thread(read, read.range, RangeUse::Cached).await,
             file: Arc::clone(read.file),
@@ -224,9 +224,19 @@ impl Vfs {
             read.file.root().counters.add(Counter::ReadsWidened, 1);
         }
         let len = usize::try_from(widened.range().len()).expect("a transfer and two extras");
-        let buffer = self.take_buffer(len).await?;
+        let buffer = self.buffer_on_data_thread(len).await?;
         let pages = self.pages_on_data_thread(read, widened.range(), RangeUse::Direct).await;
         Ok(Some(DirectRead { direct, widened, buffer, pages }))
+    }
+
+    /// A buffer, for a call that goes on on a data thread if it can: one that waits in the queue of
+    /// its client holds none.
+    ///
+    /// # Errors
+    /// As [`Self::take_buffer`].
+    async fn buffer_on_data_thread(&self, len: usize) -> Result<Buffer, Status> {
+        self.engine.ask_for_data_thread().await;
+        self.take_buffer(len).await
     }
 
     /// The right to pages, for a call that goes on on a data thread if it can: others do not wait
