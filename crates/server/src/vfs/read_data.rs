@@ -200,7 +200,8 @@ impl Vfs {
             range: read.range,
             buffer,
             had: 0,
-            drops_behind: true,
+            // The kernel refuses such reads of files that are never in the page cache.
+            drops_behind: !read.attributes.is_dax,
         })
     }
 
@@ -359,4 +360,42 @@ pub(super) fn drop_behind<T>(
         }
     }
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use io::IoMode;
+
+    use super::super::readable::{Readable, open, serve};
+    use super::*;
+    use crate::fs::LiveAttributes;
+    use crate::skip::skip;
+
+    /// A file in memory stands for the one on DAX: the kernel refuses the same reads of it.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn file_on_dax_leaves_the_other_files_of_its_export_their_way_to_read() {
+        let memory = Path::new("/dev/shm");
+        if !memory.exists() {
+            return skip("no /dev/shm");
+        }
+        let dir = tempfile::tempdir_in(memory).unwrap();
+        let path = dir.path().join("export/f");
+        std::fs::create_dir(dir.path().join("export")).unwrap();
+        std::fs::write(&path, [7; 8192]).unwrap();
+        let server = serve(dir.path()).await;
+        let file = open(&server, &path).await;
+        let vfs = &server.service().vfs;
+        for is_dax in [true, false] {
+            let readable = Readable::of(vfs, &file).await;
+            let range = ByteRange::between(0, 8192);
+            let mut read = readable.read(IoMode::DontCache, range);
+            let live = vfs.live_attributes(&file).await.unwrap();
+            read.attributes = file.lock.attributes(LiveAttributes { is_dax, ..live });
+            let (fetched, _) = vfs.fetch_uncached(&read, Source::DropBehind).await.unwrap();
+            assert_eq!(fetched.len(), 8192);
+            assert_eq!(file.root().io_support.drops_behind(), is_dax);
+        }
+    }
 }
