@@ -742,6 +742,10 @@ async fn work_of_a_task_elsewhere_goes_on_while_its_own_device_is_stuck() {
         let [own, other] = [(8, 0), (8, 16)].map(|number| Share::new(&engine.device(number), 7));
         let (open, hold) = gate();
         assert!(own.leave_to(kind, hold));
+        // A task that was woken would go before it.
+        while own.lanes().of(kind).queued() > 0 {
+            thread::yield_now();
+        }
         let (gate, within) = (Arc::new(Notify::new()), Arc::clone(&engine));
         let (notified, (sender, reply)) = (Arc::clone(&gate), oneshot::channel());
         let (elsewhere, at_end) = (other.clone(), oneshot::channel());
