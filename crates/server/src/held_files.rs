@@ -6,6 +6,7 @@
 //! owner has one, and closing it unlocks all.
 
 mod delegations;
+mod removed;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -15,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use io::{DeviceNumber, OfdLock};
 
 use self::delegations::Delegated;
+pub(crate) use self::removed::Removed;
 use crate::fs::Status;
 use crate::inode_cache::{Inode, LockDescriptor};
 use crate::state::{

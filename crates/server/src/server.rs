@@ -147,6 +147,9 @@ impl Server {
         let engine = service::engine(&config).map_err(StartError::Threads)?;
         let service = Service::new(&config, engine, exports, handle_key, recovery, counters);
         let service = Arc::new(service.map_err(StartError::Random)?);
+        if serves_v4 {
+            service.offer_space_in_courtesy();
+        }
         let listeners = if inherited.is_empty() {
             bind(config.listen())?
         } else {

@@ -46,7 +46,7 @@ impl Bed {
     }
 
     /// The file in another export of its directory.
-    fn in_other_export(&self) -> Arc<Inode> {
+    pub(super) fn in_other_export(&self) -> Arc<Inode> {
         inode_in_export(2, self.dir.path(), &self.systems, &self.cache)
     }
 
@@ -60,7 +60,7 @@ impl Bed {
         inode_in_export(3, dir, &self.systems, &self.cache)
     }
 
-    fn path(&self) -> PathBuf {
+    pub(super) fn path(&self) -> PathBuf {
         self.dir.path().join("file")
     }
 

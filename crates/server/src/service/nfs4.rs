@@ -12,7 +12,7 @@ use crate::counters::Counter;
 use crate::descriptor_plan::DescriptorPlan;
 use crate::export::Object;
 use crate::fs::{Caller, Status, Timestamp};
-use crate::held_files::{NotMirrored, file_id};
+use crate::held_files::{NotMirrored, Removed, file_id};
 use crate::inode_cache::{IdleInodes, Inode, Wcc};
 use crate::local_conflicts;
 use crate::random::random_u64;
@@ -21,7 +21,7 @@ use crate::state::{
     Callback, ChannelAttributes, Delegate, Effect, FileId, Limits, LockGrant, Message,
     NotDelegated, Piece, Session, State, Step, TestedLock,
 };
-use crate::vfs::{Answer, Applied, AttributeChange, RETURN_PAUSES};
+use crate::vfs::{Answer, Applied, AttributeChange, RETURN_PAUSES, SpaceWanted};
 
 /// Bytes of a COMPOUND besides the data of a READ or WRITE, at most, in each direction.
 const COMPOUND_BYTES_MAX: u32 = 8 * 1024;
@@ -233,6 +233,47 @@ impl Service {
         if self.was_in_grace.swap(is_in_grace, Ordering::Relaxed) && !is_in_grace {
             tracing::info!("the grace period of version 4 is over");
         }
+    }
+
+    /// Has calls that lack space get that of removed files which clients keep as a courtesy. To be
+    /// called once.
+    pub(crate) fn offer_space_in_courtesy(self: &Arc<Self>) {
+        let service = Arc::downgrade(self);
+        self.vfs.held_space().set(move |wanted| {
+            let service = service.upgrade();
+            Box::pin(async move {
+                match service {
+                    Some(service) => service.free_space_in_courtesy(wanted).await,
+                    None => false,
+                }
+            })
+        });
+    }
+
+    /// Ends the courtesy of clients that alone keep removed files whose space a call lacks, if it
+    /// is enough. Returns whether some came free. Waits for the records of the clients, and for the
+    /// files to be closed. A client loses all its state, so this is the last attempt.
+    async fn free_space_in_courtesy(&self, wanted: SpaceWanted) -> bool {
+        let files = self.state.files_in_courtesy(self.now());
+        if files.is_empty() {
+            return false;
+        }
+        let held = Arc::clone(&self.held_files);
+        let Removed { files, lacking } =
+            self.engine.data(move || held.removed(&files, &wanted)).await;
+        // Their names are their own as long as they are open here.
+        let sizes: Vec<_> =
+            files.iter().map(|file| (file_id(&file.inodes[0]), file.bytes)).collect();
+        let end = |state: &State, step: &mut Step| state.end_courtesy(&sizes, lacking, step);
+        let frees = self.change_state(end).await;
+        for inode in files.into_iter().flat_map(|file| file.inodes) {
+            let gone = (!inode.is_held()).then(|| inode.key());
+            self.settlement.close(inode);
+            if let Some(gone) = gone {
+                self.vfs.let_go(&gone).await;
+            }
+        }
+        frees
     }
 
     /// Whether clients are given delegations.

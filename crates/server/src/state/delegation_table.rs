@@ -189,6 +189,12 @@ impl Delegations {
         ids.map(|id| (*id, &self.by_id[id]))
     }
 
+    /// The files that a client has delegated.
+    pub(super) fn files_of(&self, client: ClientId) -> impl Iterator<Item = FileId> {
+        let ids = self.by_client.get(&client).into_iter().flatten();
+        ids.map(|id| self.by_id[id].file)
+    }
+
     /// Whether a client holds one that is not revoked.
     pub(super) fn has_live(&self, client: ClientId) -> bool {
         self.by_client.contains_key(&client)

@@ -162,6 +162,18 @@ impl Files {
         opens + self.rooms.of(client).opens
     }
 
+    /// The files that a client has open.
+    pub(super) fn opened_by(&self, client: ClientId) -> impl Iterator<Item = FileId> {
+        let opens = self.clients.get(&client).into_iter().flat_map(|held| &held.opens);
+        opens.map(|number| self.open(*number).file)
+    }
+
+    /// The clients of the opens of a file.
+    pub(super) fn openers(&self, file: FileId) -> impl Iterator<Item = ClientId> {
+        let opens = self.files.get(&file).into_iter().flat_map(|file| file.opens.keys());
+        opens.map(|owner| owner.client)
+    }
+
     /// The opens of a file in an export.
     pub(super) fn opens_in(&self, file: FileId, export: ExportId) -> impl Iterator<Item = u64> {
         let opens = self.files.get(&file).into_iter().flat_map(|file| &file.opens);

@@ -17,6 +17,7 @@ mod administration;
 mod backchannel;
 mod callbacks;
 mod clients;
+mod courtesy;
 mod create_session;
 mod delegation;
 mod delegation_table;

@@ -18,6 +18,7 @@ use super::registry::StateCounts;
 use super::session::Session;
 use super::*;
 
+mod courtesy;
 mod delegations;
 mod grace;
 mod lock_states;

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 
 use super::read_ahead::is_resident;
 use super::read_data::drop_behind;
+use super::retry::Takes;
 use super::{Caller, Object, Stability, Status, Vfs};
 use crate::counters::CallKind;
 use crate::inode_cache::{Change, Changing, Inode, Permitted, Reading, SystemCalls, Writing};
@@ -137,8 +138,12 @@ impl Vfs {
         allocation: Allocation,
     ) -> Result<(), Status> {
         let range = ByteRange::new(offset, length).ok_or(Status::TooLarge)?;
+        let takes = match allocation {
+            Allocation::Allocate => Takes::BlocksOf(range),
+            Allocation::Deallocate => Takes::SOME_BLOCKS,
+        };
         let attempt = || self.allocate_once(caller, object, range, allocation);
-        self.with_space(object.root(), attempt).await
+        self.with_space(object, takes, attempt).await
     }
 
     async fn allocate_once(
@@ -175,7 +180,8 @@ impl Vfs {
         range: CopyRange,
     ) -> Result<(), Status> {
         let attempt = || self.clone_once(source, destination, range);
-        self.with_space(destination.object.root(), attempt).await
+        // It shares the blocks of the source, and takes some for the tree of extents.
+        self.with_space(destination.object, Takes::SOME_BLOCKS, attempt).await
     }
 
     async fn clone_once(
@@ -254,7 +260,8 @@ impl Vfs {
         loop {
             let slice = whole.slice_behind(count);
             let attempt = || self.copy_slice(source, destination, slice);
-            let copied = match self.with_space(destination.object.root(), attempt).await {
+            let takes = Takes::Bytes(slice.count);
+            let copied = match self.with_space(destination.object, takes, attempt).await {
                 Err(status) if count == 0 => return Err(status),
                 copied => copied.unwrap_or(0),
             };

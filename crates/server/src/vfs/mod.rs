@@ -18,6 +18,7 @@ mod read_data;
 mod readable;
 mod readdir;
 mod retry;
+mod space;
 mod splice;
 mod switches;
 mod write;
@@ -39,6 +40,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use self::prefetch::PrefetchRuns;
+use self::space::HeldSpace;
 use crate::counters::{CallKind, Counters, Figure, Phase, PhaseTimer};
 use crate::descriptor_plan::DescriptorPlan;
 use crate::export::{ExportRoot, Object};
@@ -60,6 +62,7 @@ pub(crate) use namespace::{CreateMode, Created, EntryName, NodeKind};
 pub(crate) use read::ReadDone;
 pub(crate) use readdir::{DirectoryEntry, Listing, Objects, Pushed};
 pub(crate) use retry::RETURN_PAUSES;
+pub(crate) use space::SpaceWanted;
 pub(crate) use switches::Switches;
 pub(crate) use write::Stability;
 pub(crate) use xattr::{SetXattr, XattrNames};
@@ -79,6 +82,8 @@ pub(crate) struct Vfs {
     pipes: Arc<PipePool>,
     /// Objects open between requests.
     inode_cache: Arc<InodeCache>,
+    /// Space of removed files that clients have open.
+    held_space: HeldSpace,
     /// Places for listings that wait for their next call.
     listings: Arc<Semaphore>,
     /// Handles of listed objects.
@@ -178,6 +183,7 @@ impl Vfs {
             buffers,
             pipes: PipePool::new(descriptors.pipes, transfer_bytes),
             inode_cache: Arc::new(InodeCache::new(descriptors.objects())),
+            held_space: HeldSpace::default(),
             listings: Arc::new(Semaphore::new(descriptors.listings)),
             handle_cache: Arc::new(HandleCache::new()),
             counters,
@@ -197,6 +203,11 @@ impl Vfs {
     /// The files whose delegations are to be recalled.
     pub(crate) fn recall_requests(&self) -> &Arc<RecallRequests> {
         self.inode_cache.recall_requests()
+    }
+
+    /// The space of removed files that clients have open.
+    pub(crate) fn held_space(&self) -> &HeldSpace {
+        &self.held_space
     }
 
     /// Features that a reload switches on and off.

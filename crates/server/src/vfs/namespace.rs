@@ -213,7 +213,7 @@ impl Vfs {
             self.rename_once(caller, from, to, Arc::clone(&names))
         };
         let failures = (from_dir.failures(), to_dir.failures());
-        let Answer { attributes, result } = self.attempt_name_change(to.dir.root(), attempt).await;
+        let Answer { attributes, result } = self.attempt_name_change(to.dir, attempt).await;
         let result = match result {
             Ok(replaced) => {
                 if let Some(replaced) = replaced {
@@ -341,7 +341,7 @@ impl Vfs {
             }
         };
         let failures = directory.failures();
-        let Answer { attributes, result } = self.attempt_name_change(dir.root(), attempt).await;
+        let Answer { attributes, result } = self.attempt_name_change(dir, attempt).await;
         let result = match result {
             Ok(done) => match self.settle(&directory, dir.sync, failures).await {
                 Ok(()) => Ok((directory, done)),

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use io::DeviceNumber;
+use io::{ByteRange, DeviceNumber};
 
-use super::{Answer, Caller, Status, Vfs};
+use super::{Answer, Caller, Object, SpaceWanted, Status, Vfs};
 use crate::export::ExportRoot;
-use crate::inode_cache::{Changing, Inode};
+use crate::inode_cache::{Changing, Inode, InodeKey};
 
 /// How often an operation that found no free descriptor is tried again, after making room.
 const DESCRIPTOR_RETRIES: usize = 3;
@@ -21,38 +21,76 @@ pub(crate) const RETURN_PAUSES: [Duration; 5] = [
 ];
 
 impl Vfs {
-    /// Attempts a change of names on the file system of `root`: as [`Self::with_descriptors`], for
-    /// a moment while a delegation is in its way, and once more if there is space after all.
+    /// Attempts a change of the names in a directory: as [`Self::with_descriptors`], for a moment
+    /// while a delegation is in its way, and again if there is space after all.
     pub(super) async fn attempt_name_change<A: Default, T, F>(
         &self,
-        root: &ExportRoot,
+        dir: &Object,
         attempt: impl Fn() -> F,
     ) -> Answer<A, T>
     where
         F: Future<Output = Result<(A, Result<T, Status>), Status>>,
     {
-        let attempt = async || self.with_descriptors(root.device(), &attempt).await.into();
-        self.with_space(root, async || self.while_delegated(&attempt).await).await
+        let device = dir.root().device();
+        let attempt = async || self.with_descriptors(device, &attempt).await.into();
+        let attempt = async || self.while_delegated(&attempt).await;
+        self.with_space(dir, Takes::SOME_BLOCKS, attempt).await
     }
 
-    /// After a call has failed for want of space: closes what has lost its last name on the device
-    /// of `root`. Returns whether the call may succeed now.
-    pub(super) async fn free_space(&self, root: &ExportRoot) -> bool {
-        root.attributes_in_memory && self.inode_cache.free_space(root.device(), &self.engine).await
-    }
-
-    /// Attempts a change, and once more if it fails for want of space and there is some after all.
-    /// An attempt that fails so can be repeated.
+    /// Attempts a change of an object, and again if it fails for want of space and there is some
+    /// after all. An attempt that fails so can be repeated.
     pub(super) async fn with_space<F: Future<Output: Outcome>>(
         &self,
-        root: &ExportRoot,
+        object: &Object,
+        takes: Takes,
         attempt: impl Fn() -> F,
     ) -> F::Output {
-        let done = attempt().await;
-        if done.status().is_some_and(Status::lacks_space) && self.free_space(root).await {
-            return attempt().await;
+        let mut done = attempt().await;
+        let key = InodeKey::new(object.root(), *object.handle());
+        for source in SpaceSource::IN_ORDER {
+            let Some(lack) = done.status().filter(|status| status.lacks_space()) else { break };
+            let bytes_min = match takes {
+                Takes::Bytes(bytes) => bytes,
+                Takes::BlocksOf(range) => self.bytes_to_fill(object, range).await,
+            };
+            if self.free_space((source, lack), (object.root(), key), bytes_min).await {
+                done = attempt().await;
+            }
         }
         done
+    }
+
+    /// After a change of an object has failed for want of space, of which it takes at least
+    /// `bytes_min`: closes what has lost its last name on the device of `root`. Returns whether the
+    /// change may succeed now.
+    pub(super) async fn free_space(
+        &self,
+        (source, lack): (SpaceSource, Status),
+        (root, object): (&ExportRoot, InodeKey),
+        bytes_min: u64,
+    ) -> bool {
+        let device = root.device();
+        if !root.attributes_in_memory {
+            return false;
+        }
+        match source {
+            SpaceSource::Unused => self.inode_cache.free_space(device, &self.engine).await,
+            // Whether the files count in a quota that is used up is not known.
+            SpaceSource::Held if lack == Status::Quota => false,
+            SpaceSource::Held => {
+                self.held_space.free(SpaceWanted { device, bytes_min, object }).await
+            }
+        }
+    }
+
+    /// The bytes that blocks for a range of a file take at least: there are none behind its size,
+    /// and all blocks that it has may be in the range.
+    async fn bytes_to_fill(&self, object: &Object, range: ByteRange) -> u64 {
+        let live = async { self.live_attributes(&self.hold(object).await?).await };
+        live.await.map_or(range.len(), |live| {
+            let behind = range.end().saturating_sub(range.offset().max(live.size));
+            range.len().saturating_sub(live.used).max(behind)
+        })
     }
 
     /// Attempts an operation that opens descriptors on a device. When the process or the system has
@@ -119,6 +157,33 @@ impl Vfs {
         };
         sleep.await;
     }
+}
+
+/// The space that a change takes at least.
+#[derive(Clone, Copy)]
+pub(super) enum Takes {
+    Bytes(u64),
+    /// Blocks for all of a range of the file.
+    BlocksOf(ByteRange),
+}
+
+impl Takes {
+    /// A change that writes no data takes a few blocks.
+    pub(super) const SOME_BLOCKS: Self = Self::Bytes(16 << 10);
+}
+
+/// Files that have lost their last name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SpaceSource {
+    /// Those that are open in the cache alone.
+    Unused,
+    /// Those that clients have open and do not need: a client loses all its state with them.
+    Held,
+}
+
+impl SpaceSource {
+    /// The order in which a call that lacks space turns to them.
+    pub(super) const IN_ORDER: [Self; 2] = [Self::Unused, Self::Held];
 }
 
 /// The result of an attempt that may be repeated.

@@ -12,6 +12,7 @@ use rustix::param::page_size;
 
 use super::descriptors::note_refused;
 use super::io_plan::{WindowWhy, WriteFacts, WritePlan};
+use super::retry::SpaceSource;
 use super::{Status, Vfs, Wcc};
 use crate::counters::{CallKind, Counter, CounterSet, Phase, PhaseTimer};
 use crate::export::ExportRoot;
@@ -104,7 +105,7 @@ impl Vfs {
         Ok(done)
     }
 
-    /// Performs a WRITE once more if it has failed for want of space and there is some after all.
+    /// Performs a WRITE again if it has failed for want of space and there is some after all.
     ///
     /// # Errors
     /// As [`Self::perform_as_one`].
@@ -112,17 +113,23 @@ impl Vfs {
         &self,
         target: &WriteTarget,
         change: &Change,
-        (written, writes): (Written, W),
+        (mut written, mut writes): (Written, W),
     ) -> Result<(Written, W), Status>
     where
         W: AsRef<[PermittedWrite]> + AsMut<[PermittedWrite]> + Send + 'static,
     {
-        if !(written.lacks_space() && self.free_space(target.file.root()).await) {
-            return Ok((written, writes));
+        let root = target.file.root();
+        let key = target.file.key();
+        for source in SpaceSource::IN_ORDER {
+            let Some(lack) = written.lack() else { break };
+            let bytes = range_of(writes.as_ref()).len();
+            if self.free_space((source, lack), (root, key), bytes).await {
+                let timer = self.timer(root, CallKind::Write);
+                let (calls, end) = (change.system_calls(), |written, writes| (written, writes));
+                (written, writes) = self.perform_as_one(target, calls, writes, timer, end).await?;
+            }
         }
-        let timer = self.timer(target.file.root(), CallKind::Write);
-        let end = |written, writes| (written, writes);
-        self.perform_as_one(target, change.system_calls(), writes, timer, end).await
+        Ok((written, writes))
     }
 
     /// Ends the change of WRITEs of these clients up to the offset `end`, as the caller of the last
@@ -299,12 +306,11 @@ impl Vfs {
 }
 
 impl Written {
-    /// Whether nothing was written, for want of space.
-    pub(super) fn lacks_space(&self) -> bool {
-        let errno = |error| Errno::from_io_error(error).map(Status::from);
-        self.result.as_ref().is_err_and(|failed| {
-            failed.written == 0 && errno(&failed.error).is_some_and(Status::lacks_space)
-        })
+    /// The want of space, if nothing was written for it.
+    pub(super) fn lack(&self) -> Option<Status> {
+        let failed = self.result.as_ref().err().filter(|failed| failed.written == 0)?;
+        let status = Errno::from_io_error(&failed.error).map(Status::from);
+        status.filter(|status| status.lacks_space())
     }
 
     /// The outcome of a job of the change that makes `calls`, or of WRITEs without data, which have

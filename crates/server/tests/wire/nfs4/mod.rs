@@ -2,6 +2,7 @@
 
 mod callbacks;
 pub(crate) mod client;
+mod courtesy;
 mod delegations;
 mod extension;
 mod files;
