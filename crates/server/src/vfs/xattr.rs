@@ -24,6 +24,22 @@ pub(crate) enum SetXattr {
     Replace,
 }
 
+impl SetXattr {
+    /// Checks the kernel's answer to a query for the attribute, as far as it has one.
+    ///
+    /// # Errors
+    /// `Exists`, `NoAttribute`, `NotSupported`.
+    fn check(self, found: rustix::io::Result<usize>) -> Result<(), Status> {
+        match (self, found) {
+            (Self::Create, Ok(_)) => Err(Status::Exists),
+            (Self::Replace, Err(errno @ Errno::NODATA)) | (_, Err(errno @ Errno::OPNOTSUPP)) => {
+                Err(status(errno))
+            }
+            (_, Ok(_) | Err(_)) => Ok(()),
+        }
+    }
+}
+
 /// A part of a list of attributes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct XattrNames {
@@ -81,7 +97,7 @@ impl Vfs {
             let value = value.as_ref().map_or(&[][..], WriteData::as_slice);
             setxattr(proc_path(fd), name, value, flags)
         };
-        self.change_xattr(caller, object, name, change).await
+        self.change_xattr(caller, object, (name, how), change).await
     }
 
     /// REMOVEXATTR, RFC 8276 §8.4.4.
@@ -96,7 +112,7 @@ impl Vfs {
         name: &[u8],
     ) -> Answer<Wcc, ()> {
         let change = |fd: BorrowedFd<'_>, name: &CString| removexattr(proc_path(fd), name);
-        self.change_xattr(caller, object, name, change).await
+        self.change_xattr(caller, object, (name, SetXattr::Replace), change).await
     }
 
     /// LISTXATTRS, RFC 8276 §8.4.3: names behind `cookie`, as long as `fits` takes their lengths.
@@ -138,7 +154,7 @@ impl Vfs {
         &self,
         caller: &Caller,
         object: &Object,
-        name: &[u8],
+        (name, how): (&[u8], SetXattr),
         change: impl FnOnce(BorrowedFd<'_>, &CString) -> rustix::io::Result<()> + Send + 'static,
     ) -> Answer<Wcc, ()> {
         let name = match caller.may_change().and_then(|()| qualified(name)) {
@@ -146,9 +162,14 @@ impl Vfs {
             Err(status) => return Answer::refused(status),
         };
         let what = (Changing::Attributes, Lengths::KEPT);
+        let asked = name.clone();
         let check = |file: Arc<Inode>, _| async move {
-            let ask = move || Ok(io::check_access(file.fd(), Access::WRITE_OK)?);
-            self.in_metadata_lane(caller.identity.clone(), ask).await
+            let writable = Arc::clone(&file);
+            let ask = move || Ok(io::check_access(writable.fd(), Access::WRITE_OK)?);
+            self.in_metadata_lane(caller.identity.clone(), ask).await?;
+            // As the server: the change shows whether it exists to a writer that may not read, too.
+            let ask = move || how.check(getxattr_query(proc_path(file.fd()), &asked));
+            self.in_metadata_lane(io::Identity::Server, ask).await
         };
         let (file, begun) = match self.begin_checked(caller, object, what, check).await {
             Ok(begun) => begun,

@@ -2,7 +2,10 @@
 
 use std::os::unix::fs::chown;
 
+use rustix::fs::{XattrFlags, setxattr};
+
 use super::*;
+use crate::skip::skip_in_ci_too;
 
 #[test]
 fn a_call_that_is_refused_recalls_no_delegation() {
@@ -72,4 +75,29 @@ fn a_user_who_may_not_change_a_file_recalls_no_delegation() {
     let call = Operations::new().at(object).op(OperationCode::Setxattr, &args);
     assert_eq!(stranger.call(&call).status, Err(Status::Access));
     assert_eq!(fixture.figure("nfs4_delegations_recalled"), 0);
+}
+
+#[test]
+fn an_extended_attribute_that_is_not_as_demanded_recalls_no_delegation() {
+    let fixture = fixture();
+    if setxattr(fixture.exported("a"), "user.there", b"1", XattrFlags::empty()).is_err() {
+        return skip_in_ci_too("no extended attributes");
+    }
+    let mut holder = Holder::new(&fixture, b"holder");
+    holder.delegated(b"a");
+    let mut other = Session::of(&fixture, b"other", 2);
+    let (object, _) = open(&mut other, holder.export, b"a", ShareAccess::Read).unwrap();
+    let mut call = |operations: Operations| other.call(&operations).status;
+    let at = || Operations::new().at(object);
+    let set = |option, name| {
+        at().op(OperationCode::Setxattr, &SetxattrArgs { option, name, value: b"2" })
+    };
+    assert_eq!(call(set(SetxattrOption::Create, b"there")), Err(Status::Exist));
+    assert_eq!(call(set(SetxattrOption::Replace, b"missing")), Err(Status::Noxattr));
+    let remove = at().op(OperationCode::Removexattr, &NameArgs { name: b"missing" });
+    assert_eq!(call(remove), Err(Status::Noxattr));
+    assert_eq!(fixture.figure("nfs4_delegations_recalled"), 0);
+    let would_succeed = set(SetxattrOption::Create, b"missing");
+    assert_eq!(call(would_succeed), Err(Status::Delay));
+    assert_eq!(fixture.figure("nfs4_delegations_recalled"), 1);
 }
