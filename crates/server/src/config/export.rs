@@ -335,6 +335,11 @@ fn existing_directory(path: &Path) -> Result<PathBuf, String> {
     if !canonical.is_dir() {
         return Err(format!("cannot export {}: it is not a directory", path.display()));
     }
+    if canonical == Path::new("/") {
+        let why = "the state directory, with the key of all file handles, lies below it wherever it \
+                   is; export directories below it";
+        return Err(format!("cannot export {}: {why}", path.display()));
+    }
     Ok(canonical)
 }
 

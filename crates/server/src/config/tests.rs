@@ -478,6 +478,17 @@ fn the_state_directory_stays_outside_the_exports() {
 }
 
 #[test]
+fn the_root_directory_is_no_export() {
+    let machine = Machine::new();
+    let below = "the state directory, with the key of all file handles, lies below it";
+    for path in ["/", "/."] {
+        let error = machine.error(&format!("[[export]]\npath = \"{path}\"\nname = \"/data\""));
+        assert!(error.contains(&format!("cannot export {path}: {below}")), "{error}");
+    }
+    assert!(machine.parse("[[export]]\npath = \"$A\"\nname = \"/\"").is_ok(), "the name alone");
+}
+
+#[test]
 fn rules_that_another_export_bypasses_are_warned_of() {
     let machine = Machine::new();
     fs::create_dir(machine.path("a/in")).unwrap();
