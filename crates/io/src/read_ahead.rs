@@ -95,8 +95,6 @@ struct State {
 /// The result of noting a read.
 #[derive(Debug)]
 pub struct Ahead {
-    /// The read goes on where an earlier one ended, or nearly so.
-    pub sequential: bool,
     /// The chunks with all that was asked for, in file order; empty if there is none of some part.
     /// They may still be on their way, see [`Chunk::data`]: being read, or begun by the same client
     /// and queued. One that waits for the turn of another client counts as not there.
@@ -123,10 +121,9 @@ impl ReadAhead {
         let state = state.get_or_insert_default();
         state.chunks.retain(|chunk| chunk.version == version && !chunk.is_gone());
         let stream = state.streams.note(range);
-        let sequential = stream.is_sequential();
         let mut fills = Vec::new();
         let mut lacks_room = false;
-        if let (true, Some(budget)) = (sequential, budget) {
+        if let (true, Some(budget)) = (stream.is_sequential(), budget) {
             let wanted = stream.wanted_ahead(range, version.size);
             let mut at = wanted.offset();
             while at < wanted.end() {
@@ -147,7 +144,7 @@ impl ReadAhead {
         if !chunks.iter().all(|chunk| chunk.client == client || chunk.has_left_queue()) {
             chunks.clear();
         }
-        Ahead { sequential, chunks, fills, lacks_room }
+        Ahead { chunks, fills, lacks_room }
     }
 
     /// The chunks with all of `range` in them, if they are there; nothing is noted.
