@@ -49,7 +49,10 @@ pub use budget::ReadAheadBudget;
 
 /// The most chunks of one file: enough for all streams that are distinguished.
 const CHUNKS_MAX: usize = 72;
-/// How long a chunk waits for its reader.
+/// The most ranges of one file that are remembered as read in vain.
+const IN_VAIN_MAX: usize = 16;
+/// How long a chunk waits for its reader, and for a thread before other clients pass over it, and
+/// how long a range that was read in vain is not read again.
 const UNUSED_MAX: Duration = Duration::from_secs(2);
 /// How long ago the last change of a file must be, for changes that raise no event. See the module.
 const SETTLED_AFTER: Duration = Duration::from_secs(1);
@@ -90,6 +93,8 @@ pub struct ReadAhead {
 struct State {
     streams: Streams,
     chunks: Vec<Arc<Chunk>>,
+    /// Ranges that the disk has failed to read ahead, the latest last.
+    in_vain: Vec<(ByteRange, FileVersion, Instant)>,
 }
 
 /// The result of noting a read.
@@ -119,7 +124,9 @@ impl ReadAhead {
     ) -> Ahead {
         let mut state = self.lock();
         let state = state.get_or_insert_default();
-        state.chunks.retain(|chunk| chunk.version == version && !chunk.is_gone());
+        state.forget_gone();
+        state.chunks.retain(|chunk| chunk.version == version);
+        state.in_vain.retain(|(_, failed, _)| *failed == version);
         let stream = state.streams.note(range);
         let mut fills = Vec::new();
         let mut lacks_room = false;
@@ -162,7 +169,7 @@ impl ReadAhead {
         watches.drain();
         if chunks.iter().any(|chunk| chunk.is_gone()) {
             if let Some(state) = self.lock().as_mut() {
-                state.chunks.retain(|chunk| !chunk.is_gone());
+                state.forget_gone();
             }
             return false;
         }
@@ -178,13 +185,15 @@ impl ReadAhead {
         true
     }
 
-    /// Drops chunks that were not read in time, and outdated ones. To be called periodically.
+    /// Drops chunks that were not read in time, and outdated ones. Those on their way stay: they
+    /// would be read twice. To be called periodically.
     pub fn trim(&self, now: Instant) {
         let mut state = self.lock();
-        if let Some(State { chunks, .. }) = state.as_deref_mut() {
-            chunks.retain(|chunk| {
-                now.saturating_duration_since(chunk.begun) < UNUSED_MAX && !chunk.is_gone()
-            });
+        if let Some(state) = state.as_deref_mut() {
+            state.forget_gone();
+            let is_recent = |at| now.saturating_duration_since(at) < UNUSED_MAX;
+            state.chunks.retain(|chunk| chunk.read_at().is_none_or(is_recent));
+            state.in_vain.retain(|(.., at)| is_recent(*at));
         }
     }
 
@@ -202,7 +211,7 @@ impl fmt::Debug for ReadAhead {
 
 enum Begun {
     Fill(Fill),
-    /// It is there or on its way.
+    /// It is there or on its way, or was read in vain.
     Known,
     /// The file has as many as it may.
     TooMany,
@@ -210,13 +219,34 @@ enum Begun {
 }
 
 impl State {
+    /// Drops chunks that could not be had or are outdated, with their room, and remembers which of
+    /// them were read in vain.
+    fn forget_gone(&mut self) {
+        let Self { chunks, in_vain, .. } = self;
+        chunks.retain(|chunk| {
+            if let Some(End::InVain(at)) = chunk.end.get() {
+                in_vain.push((chunk.range, chunk.version, *at));
+            }
+            !chunk.is_gone()
+        });
+        in_vain.drain(..in_vain.len().saturating_sub(IN_VAIN_MAX));
+    }
+
     fn begin(
         &mut self,
         (client, range): (ClientId, ByteRange),
         version: FileVersion,
         budget: &ReadAheadBudget,
     ) -> Begun {
+        // The client's threads may be stuck, and its chunks with them.
+        self.chunks.retain(|chunk| {
+            let is_stuck = !chunk.has_left_queue() && chunk.begun.elapsed() >= UNUSED_MAX;
+            chunk.client == client || !is_stuck || !chunk.range.contains(range)
+        });
         if self.chunks.iter().any(|chunk| chunk.range.contains(range)) {
+            return Begun::Known;
+        }
+        if self.in_vain.iter().any(|(failed, ..)| failed.contains(range)) {
             return Begun::Known;
         }
         // No other chunk is dropped for it: its readers are on their way, and would read it again.
@@ -230,7 +260,7 @@ impl State {
             version,
             begun: Instant::now(),
             has_left_queue: AtomicBool::new(false),
-            content: SetOnce::new(),
+            end: SetOnce::new(),
             served_bytes: AtomicU64::new(0),
             permit,
         });
@@ -263,10 +293,18 @@ pub struct Chunk {
     begun: Instant,
     /// A thread reads it, or has done so.
     has_left_queue: AtomicBool,
-    /// `None` when it could not be had.
-    content: SetOnce<Option<Content>>,
+    end: SetOnce<End>,
     served_bytes: AtomicU64,
     permit: Permit,
+}
+
+/// The end of a [`Fill`].
+enum End {
+    Read(Content, Instant),
+    /// The disk has failed. Another attempt so soon would be as vain, and wait as long.
+    InVain(Instant),
+    /// It was not read, for want of something that may be there the next time, or may not be kept.
+    Nothing,
 }
 
 struct Content {
@@ -286,13 +324,13 @@ impl Chunk {
     /// Its bytes, once they are there; fewer than its range has where the file ended when they were
     /// read; `None` when they could not be had.
     pub async fn data(&self) -> Option<&[u8]> {
-        self.content.wait().await.as_ref().map(Content::as_slice)
+        self.end.wait().await.content().map(Content::as_slice)
     }
 
     /// Its bytes, if they are there.
     #[must_use]
     pub fn data_now(&self) -> Option<&[u8]> {
-        self.content.get()?.as_ref().map(Content::as_slice)
+        self.end.get()?.content().map(Content::as_slice)
     }
 
     /// Counts it from now on to a client that it is sent to, which may keep it for long.
@@ -307,15 +345,32 @@ impl Chunk {
 
     /// Whether it could not be had, or the file is known to have changed since.
     fn is_gone(&self) -> bool {
-        match self.content.get() {
+        match self.end.get() {
             None => false,
-            Some(None) => true,
-            Some(Some(content)) => content.watch.has_fired(),
+            Some(End::Read(content, _)) => content.watch.has_fired(),
+            Some(End::InVain(_) | End::Nothing) => true,
+        }
+    }
+
+    /// Since when it has had its bytes.
+    fn read_at(&self) -> Option<Instant> {
+        match self.end.get()? {
+            End::Read(_, at) => Some(*at),
+            End::InVain(_) | End::Nothing => None,
         }
     }
 
     fn is_used_up(&self) -> bool {
         self.served_bytes.load(Ordering::Relaxed) >= self.range.len()
+    }
+}
+
+impl End {
+    fn content(&self) -> Option<&Content> {
+        match self {
+            Self::Read(content, _) => Some(content),
+            Self::InVain(_) | Self::Nothing => None,
+        }
     }
 }
 
@@ -355,14 +410,9 @@ impl Fill {
         Ok(WatchedFill { watch, fill: self })
     }
 
-    /// Gives up: it could not be read, or may not be kept.
-    pub fn abandon(self) {
-        drop(self);
-    }
-
-    fn set(&self, content: Option<Content>) {
-        // Refused only when it was set before: by `complete`, whose own drop comes after it.
-        drop(self.chunk.content.set(content));
+    fn set(&self, end: End) {
+        // Refused only when it was set before: by `complete` or `fail`, whose drop comes after.
+        drop(self.chunk.end.set(end));
     }
 }
 
@@ -388,18 +438,19 @@ impl WatchedFill {
     pub fn complete(self, buffer: Buffer, len: usize) {
         assert!(len <= buffer.capacity(), "a buffer holds what was read into it");
         let Self { fill, watch } = self;
-        fill.set(Some(Content { buffer, len, watch }));
+        fill.set(End::Read(Content { buffer, len, watch }, Instant::now()));
     }
 
-    /// Gives up: it could not be read, or may not be kept.
-    pub fn abandon(self) {
-        drop(self);
+    /// Gives up: the disk has failed. It is not read ahead again for some seconds, unless the file
+    /// changes.
+    pub fn fail(self) {
+        self.fill.set(End::InVain(Instant::now()));
     }
 }
 
 impl Drop for Fill {
     fn drop(&mut self) {
-        self.set(None);
+        self.set(End::Nothing);
     }
 }
 

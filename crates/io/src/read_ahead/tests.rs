@@ -119,7 +119,82 @@ async fn a_dropped_fill_releases_its_waiters() {
     assert!(waiter.await.unwrap());
     assert!(ahead.find(range(MIB, MIB), version(0)).is_empty());
     let again = ahead.note((1, range(MIB, MIB)), version(0), Some(&budget));
-    assert!(!again.fills.is_empty(), "an abandoned chunk may be tried again");
+    assert!(!again.fills.is_empty(), "a chunk that was not begun may be tried again");
+}
+
+#[tokio::test]
+async fn chunk_that_was_read_in_vain_is_not_read_again_until_it_is_trimmed_or_the_file_changes() {
+    let (budget, ahead, watched) = (budget(32), ReadAhead::default(), Watched::default());
+    let fail = |fills: Vec<Fill>| {
+        for fill in fills {
+            fill.watch(&watched.watches, watched.file().as_fd()).unwrap().fail();
+        }
+    };
+    let at = range(MIB, MIB);
+    let note = |changes| ahead.note((1, at), version(changes), Some(&budget));
+    let begins = |found: &Ahead| found.fills.iter().any(|fill| fill.range() == at);
+    let found = start(&ahead, version(0), &budget);
+    assert!(begins(&found));
+    let chunk = Arc::clone(&found.chunks[0]);
+    fail(found.fills);
+    assert!(chunk.data().await.is_none(), "its waiters read for themselves");
+    for _ in 0..3 {
+        ahead.trim(Instant::now());
+        let found = note(0);
+        assert!(!begins(&found) && found.chunks.is_empty());
+        fail(found.fills);
+    }
+    let found = note(1);
+    assert!(begins(&found), "the file was changed");
+    fail(found.fills);
+    assert!(!begins(&note(1)));
+    ahead.trim(Instant::now() + UNUSED_MAX);
+    assert!(begins(&note(1)));
+}
+
+#[test]
+fn chunks_that_were_read_in_vain_take_no_room() {
+    let (budget, ahead, watched) = (budget(4), ReadAhead::default(), Watched::default());
+    let found = start(&ahead, version(0), &budget);
+    assert_eq!(found.fills.len(), 3, "all that a client may have");
+    for fill in found.fills {
+        fill.watch(&watched.watches, watched.file().as_fd()).unwrap().fail();
+    }
+    drop(found.chunks);
+    let next = ahead.note((1, range(2 * MIB, MIB)), version(0), Some(&budget));
+    assert!(!next.fills.is_empty() && next.fills[0].range() == range(4 * MIB, MIB));
+    assert_eq!(ahead.lock().as_ref().unwrap().chunks.len(), next.fills.len());
+}
+
+#[test]
+fn chunk_that_is_queued_for_long_is_begun_by_another_client_and_not_by_its_own() {
+    let (budget, ahead) = (budget(32), ReadAhead::default());
+    let fills = start(&ahead, version(0), &budget).fills;
+    let at = range(MIB, MIB);
+    let begins = |client| {
+        let found = ahead.note((client, at), version(0), Some(&budget));
+        let begins = found.fills.iter().any(|fill| fill.range() == at);
+        (begins, found.fills)
+    };
+    assert!(!begins(2).0, "it may leave the queue soon");
+    std::thread::sleep(UNUSED_MAX);
+    assert!(!begins(1).0);
+    let (begins, others) = begins(2);
+    assert!(begins);
+    assert_eq!(ahead.note((2, at), version(0), None).chunks.len(), 1);
+    drop((fills, others));
+}
+
+/// As on a disk that tries for a minute to read a bad sector.
+#[test]
+fn chunk_that_is_being_read_for_long_is_not_begun_again() {
+    let (budget, ahead) = (budget(32), ReadAhead::default());
+    let fills = start(&ahead, version(0), &budget).fills;
+    ahead.trim(Instant::now() + 30 * UNUSED_MAX);
+    let found = ahead.note((1, range(MIB, MIB)), version(0), Some(&budget));
+    assert!(found.fills.iter().all(|fill| !fills.iter().any(|it| it.range() == fill.range())));
+    assert_eq!(found.chunks.len(), 1);
+    drop(fills);
 }
 
 #[tokio::test]

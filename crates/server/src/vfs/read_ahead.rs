@@ -198,10 +198,12 @@ impl FillJob {
                 counters.add(Counter::ReadAheadBytes, range.len());
                 fill.complete(buffer, got);
             }
-            // Waiters read for themselves and get the error, if there is one.
-            Ok(_) | Err(_) => {
+            // Direct I/O was refused, or pages are dirty: the next fill may do better.
+            Ok(_) => counters.add(Counter::ReadAheadAbandoned, 1),
+            // Waiters read for themselves and get the error.
+            Err(_) => {
                 counters.add(Counter::ReadAheadAbandoned, 1);
-                fill.abandon();
+                fill.fail();
             }
         }
     }
