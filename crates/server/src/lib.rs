@@ -24,6 +24,9 @@ mod held_files;
 mod inode_cache;
 mod listener;
 mod local_conflicts;
+#[cfg(test)]
+#[path = "../../../tests/loop_device/mod.rs"]
+mod loop_device;
 mod memory_plan;
 mod moment;
 mod mount3;

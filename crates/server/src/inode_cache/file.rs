@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use io::{
     ByteRange, DeviceNumber, Prefetch, RangeLock, ReadAhead, ReadHistory, ReadOrder, WriteBehind,
@@ -12,6 +13,10 @@ use io::{
 use super::write_progress::{WriteProgress, Writers};
 use super::{DataDescriptors, WriteQueue};
 use crate::fs::Caller;
+
+/// How long a failure to read a part of a file is remembered: by then the page that was not read
+/// has most likely left the cache, or another READ has failed.
+const FAILED_FOR: Duration = Duration::from_secs(300);
 
 /// The state of a regular file, which all exports share.
 pub(crate) struct FileState {
@@ -27,6 +32,8 @@ pub(crate) struct FileState {
     pub(crate) read_history: ReadHistory,
     /// The kernel refuses to report to the server which pages of it are cached.
     hides_cache: AtomicBool,
+    /// The last time that the disk has failed to read a part of it.
+    failed: Mutex<Option<Instant>>,
     /// Bytes that READs have left in the page cache since it was opened, or found there.
     kept_bytes: AtomicU64,
     /// The end of the furthest of them.
@@ -74,6 +81,7 @@ impl Default for FileState {
             read_order: Arc::default(),
             read_history: ReadHistory::default(),
             hides_cache: AtomicBool::new(false),
+            failed: Mutex::default(),
             kept_bytes: AtomicU64::new(0),
             kept_end: AtomicU64::new(0),
             window: OnceLock::new(),
@@ -95,6 +103,22 @@ impl FileState {
     /// Notes that it does.
     pub(crate) fn note_hidden_cache(&self) {
         self.hides_cache.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the disk has lately failed to read a part of it. There may be a page in the cache
+    /// that only another attempt of the disk would fill.
+    pub(crate) fn has_failed(&self, now: Instant) -> bool {
+        let failed = *self.lock_failed();
+        failed.is_some_and(|failed| now.saturating_duration_since(failed) < FAILED_FOR)
+    }
+
+    /// Notes that it has.
+    pub(crate) fn note_failed(&self, now: Instant) {
+        *self.lock_failed() = Some(now);
+    }
+
+    fn lock_failed(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// About how much of it READs have left in the page cache, or found there.
@@ -289,6 +313,16 @@ fn user_and_group(caller: &Caller) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn failure_to_read_a_part_of_a_file_is_remembered_for_some_minutes_from_the_last_one() {
+        let (file, now) = (FileState::default(), Instant::now());
+        assert!(!file.has_failed(now));
+        file.note_failed(now);
+        file.note_failed(now + FAILED_FOR / 2);
+        assert!(file.has_failed(now + FAILED_FOR));
+        assert!(!file.has_failed(now + FAILED_FOR * 2));
+    }
 
     #[test]
     fn kept_bytes_of_a_stream_are_counted_once() {

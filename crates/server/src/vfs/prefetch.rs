@@ -182,13 +182,16 @@ impl Prefetching {
             }
             let pages = self.file.data().ranges.try_lock(chunk, RangeUse::Cached);
             let Some(pages) = pages else { continue };
-            let Ok(got) = io::read_into_cache(self.reader.as_fd(), chunk) else { return };
+            let Ok(got) = io::read_into_cache(self.reader.as_fd(), chunk) else {
+                return self.file.data().note_failed(Instant::now());
+            };
             drop(pages);
             self.note(chunk, got);
         }
-        if let Some(last) = self.awaited {
-            // An error is met by the READs of the range.
-            drop(io::read_at(self.reader.as_fd(), &mut [0], last.offset()));
+        if let Some(last) = self.awaited
+            && io::read_at(self.reader.as_fd(), &mut [0], last.offset()).is_err()
+        {
+            self.file.data().note_failed(Instant::now());
         }
     }
 

@@ -8,10 +8,11 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use super::io_plan::{CachedWhy, ReadFacts, ReadFrom, ReadPlan, Room};
 use super::read_data::{Fetched, Partly, Read, Source};
-use super::splice::ThroughCache;
+use super::splice::{ThroughCache, is_in_memory};
 use super::{Answer, Attributes, Caller, LiveAttributes, Object, Status, Vfs};
 use crate::counters::{CallKind, Counter, Phase};
 use crate::inode_cache::{Inode, Permitted, Reading};
@@ -133,7 +134,11 @@ impl Vfs {
             _ => return Ok(Outcome::Whole(ReadDone { data: None, eof: left == 0 })),
         };
         let read = Read { file, reader, call, policy, range, attributes, version };
-        let (fetched, through) = self.fetch(&read).await?;
+        let (fetched, through) = self.fetch(&read).await.inspect_err(|status| {
+            if matches!(status, Status::Io(_)) {
+                file.data().note_failed(Instant::now());
+            }
+        })?;
         timer.end(Phase::Io);
         let count = fetched.len();
         self.tracer.emit(Event::ReadIoDone, call, offset, count, format_args!(""));
@@ -286,7 +291,11 @@ impl Vfs {
     /// Reads what is in the page cache, on this thread.
     async fn try_cached(&self, read: &Read<'_>) -> Result<Tried, Status> {
         let mut buffer = self.take_buffer(read.len()).await?;
-        if !read.file.root().attributes_in_memory {
+        // The kernel would begin to read ahead, here, and wait for a disk that recovers from an
+        // error.
+        let may_wait =
+            || read.file.data().has_failed(Instant::now()) && is_in_memory(read) != Some(true);
+        if !read.file.root().attributes_in_memory || may_wait() {
             return Ok(Tried::Partly(Partly(buffer, 0)));
         }
         let slice = &mut buffer.as_mut_slice()[..read.len()];

@@ -5,6 +5,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use io::{ByteRange, NowaitRead, Payload, Pipe, RangeUse, ReadTurn};
 
@@ -91,10 +92,13 @@ impl Vfs {
         Ok(data.map(|data| ThroughCache { data, was_resident: false }))
     }
 
-    /// A pipe for a range that is worth one.
+    /// A pipe for a range that is worth one. `None` when the disk has lately failed to read a part
+    /// of the file: the kernel counts a page that could not be read as cached, and splicing waits
+    /// for another attempt of the disk, as copying without waiting does not.
     fn pipe(&self, read: &Read<'_>) -> Option<Pipe> {
         let is_on = read.policy.splice && self.switches.splice();
-        if read.range.len() < SPLICE_BYTES_MIN || !is_on {
+        let has_failed = || read.file.data().has_failed(Instant::now());
+        if read.range.len() < SPLICE_BYTES_MIN || !is_on || has_failed() {
             return None;
         }
         self.pipes.try_take(read.range)
@@ -138,7 +142,7 @@ fn is_whole(pipe: &Pipe, range: ByteRange) -> bool {
 
 /// Whether the range seems to be in memory, which costs little to ask. `None` if the kernel does
 /// not report it.
-fn is_in_memory(read: &Read<'_>) -> Option<bool> {
+pub(super) fn is_in_memory(read: &Read<'_>) -> Option<bool> {
     let (reader, range) = (read.reader.as_fd(), read.range);
     let resident = match io::cache_state(reader, range).ok()? {
         Some(state) => state.cached == state.pages,
@@ -156,14 +160,24 @@ fn is_in_memory(read: &Read<'_>) -> Option<bool> {
 
 #[cfg(test)]
 mod tests {
-    use io::{IoMode, RangeUse};
+    use std::os::unix::fs::FileExt;
+    use std::path::{Path, PathBuf};
+    use std::process::Command;
 
-    use super::super::readable::{Readable, open, serve};
+    use io::{IoMode, RangeUse};
+    use rustix::io::Errno;
+
+    use super::super::readable::{Readable, object, open, root_caller, serve};
     use super::*;
+    use crate::loop_device::LoopDevice;
+    use crate::skip::skip_in_ci_too;
+    use crate::trace::CallId;
 
     const PAGE: u64 = 4096;
     const LEN: u64 = 64 * 1024;
     const FILE_BYTES: usize = 256 * 1024;
+    const FAILING_BYTES: u64 = (1 << 20) + (1 << 18);
+    const BAD_PAGE: u64 = 100;
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn range_is_spliced_at_once_only_if_nothing_in_flight_may_make_it_wait() {
@@ -192,5 +206,105 @@ mod tests {
             drop(other);
             assert!(splices());
         }
+    }
+
+    /// A btrfs at `at` with a file of [`FAILING_BYTES`] there, a page of which fails its checksum.
+    struct Failing(PathBuf);
+
+    impl Failing {
+        fn at(at: &Path, image: &Path) -> Result<Self, String> {
+            let failed = |error: std::io::Error| error.to_string();
+            std::fs::File::create(image).and_then(|it| it.set_len(128 << 20)).map_err(failed)?;
+            let device = LoopDevice::on(image, 4096)?;
+            let path = device.path().to_str().expect("UTF-8");
+            run("mkfs.btrfs", &["-q", "-m", "single", "-d", "single", path])?;
+            run("mount", &[path, at.to_str().expect("UTF-8")])?;
+            let mounted = Self(at.to_owned());
+            let pages = FAILING_BYTES / PAGE;
+            let content: Vec<u8> =
+                (0..pages).flat_map(|page| [page_mark(page); 512]).flatten().collect();
+            std::fs::write(mounted.file(), content).map_err(failed)?;
+            mounted.forget();
+            let disk = std::fs::read(image).map_err(failed)?;
+            let bad = [page_mark(BAD_PAGE); 512].concat();
+            let place = disk.chunks(4096).position(|page| page == bad).ok_or("it is not there")?;
+            let disk = std::fs::File::options().write(true).open(image).map_err(failed)?;
+            disk.write_all_at(b"bad", place as u64 * PAGE).map_err(failed)?;
+            mounted.forget();
+            Ok(mounted)
+        }
+
+        fn file(&self) -> PathBuf {
+            self.0.join("f")
+        }
+
+        /// Drops the file from the page cache.
+        fn forget(&self) {
+            let file = std::fs::File::open(self.file()).unwrap();
+            file.sync_all().unwrap();
+            rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        }
+    }
+
+    impl Drop for Failing {
+        fn drop(&mut self) {
+            let _ = run("umount", &["--lazy", self.0.to_str().expect("UTF-8")]);
+        }
+    }
+
+    fn page_mark(page: u64) -> [u8; 8] {
+        (page ^ 0x5b1d_77a0_c3e4_9f26).to_ne_bytes()
+    }
+
+    fn run(program: &str, args: &[&str]) -> Result<(), String> {
+        let output =
+            Command::new(program).args(args).output().map_err(|error| error.to_string())?;
+        let error = || String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        if output.status.success() { Ok(()) } else { Err(error()) }
+    }
+
+    /// Bytes that this thread has had read from disks.
+    fn disk_bytes_of_this_thread() -> u64 {
+        let io = std::fs::read_to_string("/proc/thread-self/io").unwrap();
+        let bytes = io.lines().find_map(|line| line.strip_prefix("read_bytes: ")).unwrap();
+        bytes.parse().unwrap()
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn network_thread_does_not_wait_for_a_page_that_the_disk_could_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().join("export");
+        std::fs::create_dir(&at).unwrap();
+        let mounted = match Failing::at(&at, &dir.path().join("image")) {
+            Ok(mounted) => mounted,
+            Err(error) => return skip_in_ci_too(&error),
+        };
+        let server = serve(dir.path()).await;
+        let file = open(&server, &mounted.file()).await;
+        let vfs = &server.service().vfs;
+        let mut object = object(&server, &file);
+        object.policy.read = IoMode::Buffered;
+        let read = async |offset, count| {
+            let call = CallId::local(1, 1);
+            let answer = vfs.read(&root_caller(), (&object, &file), call, offset, count).await;
+            answer.result.map(|done| done.count())
+        };
+        assert_eq!(read(0, 1 << 20).await, Err(Status::Io(Errno::IO)));
+        assert_eq!(read(1 << 20, 1 << 18).await, Ok(1 << 18));
+        let range = ByteRange::between(1 << 18, FAILING_BYTES);
+        let local = std::fs::File::open(mounted.file()).unwrap();
+        let whole = io::cache_state(local.as_fd(), range).unwrap();
+        let Some(whole) = whole else { return skip_in_ci_too("the kernel shows no cached pages") };
+        if whole.cached < whole.pages {
+            return skip_in_ci_too("memory is short: pages have left the cache");
+        }
+        let before = disk_bytes_of_this_thread();
+        for _ in 0..3 {
+            assert_eq!(read(range.offset(), 1 << 20).await, Err(Status::Io(Errno::IO)));
+        }
+        assert_eq!(disk_bytes_of_this_thread(), before);
+        mounted.forget();
+        assert_eq!(read(1 << 20, 1 << 18).await, Ok(1 << 18));
+        assert_eq!(disk_bytes_of_this_thread(), before, "nor does it begin to read what is absent");
     }
 }
