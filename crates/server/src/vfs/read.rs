@@ -47,11 +47,12 @@ struct Asked {
 enum Outcome {
     /// It has what the attributes from before it promise.
     Whole(ReadDone),
-    /// It has less: the file was cut meanwhile.
+    /// It has less: the file was cut meanwhile, or has less data than its size.
     CutShort(Fetched),
 }
 
-/// The attempts of a READ whose file is truncated meanwhile and grows again before that is checked.
+/// The attempts of a READ that finds less data than the file's size, before and after it. The file
+/// may be truncated meanwhile and grow again; after so many it is taken for one that has no more.
 const ATTEMPTS: usize = 16;
 
 /// The part of a range that the page cache had.
@@ -63,11 +64,10 @@ enum Tried {
 impl Vfs {
     /// READ of an object that is [held](Self::hold), RFC 1813 §3.3.6. Reads at most `count` bytes
     /// (clamped to `transfer_bytes_max`) at `offset`; short only at the end of the file, and then
-    /// `eof`.
+    /// `eof`, or where its data ends before its size, and then `eof` if there is none at all.
     ///
     /// # Errors
-    /// `Stale`, `IsDirectory`, `Invalid` (no regular file), `Access`, `Io`, `Delay` (cut and grown
-    /// all the time).
+    /// `Stale`, `IsDirectory`, `Invalid` (no regular file), `Access`, `Io`.
     pub(crate) async fn read(
         &self,
         caller: &Caller,
@@ -77,7 +77,10 @@ impl Vfs {
         count: u32,
     ) -> Answer<Option<Attributes>, ReadDone> {
         let asked = Asked { call, policy: object.policy, offset, count };
-        for _ in 0..ATTEMPTS {
+        // No attempt keeps its buffer: a READ that waits for one while it has another could wait
+        // for ever.
+        let mut attempt = 1;
+        loop {
             let (attributes, outcome) = self.read_as_of_now(caller, file, asked).await;
             // The attributes from before the cut must not be in one reply with what it has left.
             let fetched = match outcome {
@@ -90,11 +93,15 @@ impl Vfs {
                     let done = ReadDone { data: fetched.0, eof: true };
                     return Answer { attributes: None, result: Ok(done) };
                 }
-                Ok(_) => {}
+                Ok(_) if attempt == ATTEMPTS => {
+                    // Local programs take no data for the end.
+                    let done = ReadDone { eof: fetched.0.is_none(), data: fetched.0 };
+                    return Answer { attributes: None, result: Ok(done) };
+                }
+                Ok(_) => attempt += 1,
                 Err(status) => return Answer::refused(status),
             }
         }
-        Answer::refused(Status::Delay)
     }
 
     /// Takes the attributes, and then the data.
@@ -325,4 +332,33 @@ fn is_absent(read: &Read<'_>) -> bool {
 fn version(attributes: &LiveAttributes, changes: u64) -> FileVersion {
     let changed = (attributes.ctime.seconds, attributes.ctime.nanoseconds);
     FileVersion { changed, size: attributes.size, changes }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::super::readable::{object, open, root_caller, serve};
+    use super::*;
+    use crate::skip::skip_in_ci_too;
+
+    /// On sysfs, files of a few bytes have the size of a page.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn file_with_less_data_than_its_size_is_read_to_its_end() {
+        let directory = Path::new("/sys/kernel/mm/transparent_hugepage");
+        let path = directory.join("hpage_pmd_size");
+        let Ok(content) = std::fs::read(&path) else { return skip_in_ci_too("no such file") };
+        let dir = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink(directory, dir.path().join("export")).unwrap();
+        let server = serve(dir.path()).await;
+        let file = open(&server, &path).await;
+        let (vfs, object) = (&server.service().vfs, object(&server, &file));
+        let read = async |offset| {
+            let call = CallId::local(1, 1);
+            let answer = vfs.read(&root_caller(), (&object, &file), call, offset, 4096).await;
+            answer.result.map(|done| (done.count(), done.eof))
+        };
+        assert_eq!(read(0).await, Ok((content.len(), false)));
+        assert_eq!(read(content.len() as u64).await, Ok((0, true)));
+    }
 }

@@ -12,7 +12,7 @@ use rustix::fs::Mode;
 use super::Vfs;
 use super::read_data::Read;
 use crate::export::{Flavor, Object, Peer, Purpose};
-use crate::fs::{Caller, OpenedFor, PATH_ONLY};
+use crate::fs::{Caller, OpenedFor, PATH_ONLY, attributes_of};
 use crate::inode_cache::{Attributes, Inode, InodeKey, Permitted, Reading};
 use crate::server::Server;
 use crate::test_server::{config, root};
@@ -62,9 +62,9 @@ pub(super) async fn open(server: &Server, path: &Path) -> Arc<Inode> {
     let (vfs, root) = (&server.service().vfs, root(server));
     let opened = rustix::fs::open(path, PATH_ONLY, Mode::empty()).unwrap();
     let handle = root.identify(opened.as_fd()).unwrap();
-    let (fd, attributes) = root.open(&handle).unwrap();
+    let file_type = attributes_of(&opened).unwrap().file_type;
     let room = vfs.room(&InodeKey::new(&root, handle), root.device()).await;
-    vfs.inode_cache.add(root, handle, attributes.file_type, (fd, room))
+    vfs.inode_cache.add(root, handle, file_type, (opened, room))
 }
 
 /// An open object as the export of the server shows it to this machine.
