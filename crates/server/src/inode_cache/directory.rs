@@ -5,9 +5,7 @@
 //! name is read once. A directory that has changed since is read anew from the cookie on: nothing
 //! is shown that the kernel would not show now.
 
-use std::collections::VecDeque;
 use std::ffi::CStr;
-use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -35,49 +33,55 @@ pub(crate) struct KernelEntry<'a> {
     pub(crate) cookie: u64,
 }
 
-/// Entries read from the kernel and not yet taken.
+/// Entries read from the kernel and not yet taken, in no more bytes than the kernel's: inode
+/// number, cookie, type, name and NUL of each.
 #[derive(Default)]
 struct Ahead {
-    /// Their names and those already taken, each with its NUL.
-    names: Vec<u8>,
-    entries: VecDeque<AheadEntry>,
+    /// Also those already taken.
+    bytes: Vec<u8>,
+    /// Where the first that is not taken begins.
+    first: usize,
 }
 
-struct AheadEntry {
-    fileid: u64,
-    file_type: FileType,
-    cookie: u64,
-    /// Where its name lies.
-    name: Range<usize>,
-}
+/// Bytes of an entry before its name.
+const HEAD_BYTES: usize = 18;
 
 impl Ahead {
     fn push(&mut self, entry: KernelEntry<'_>) {
         let KernelEntry { fileid, file_type, name, cookie } = entry;
-        let start = self.names.len();
-        self.names.extend_from_slice(name.to_bytes_with_nul());
-        let name = start..self.names.len();
-        self.entries.push_back(AheadEntry { fileid, file_type, cookie, name });
+        let file_type = u16::try_from(file_type.as_raw_mode()).expect("four bits below the 16th");
+        self.bytes.extend_from_slice(&fileid.to_ne_bytes());
+        self.bytes.extend_from_slice(&cookie.to_ne_bytes());
+        self.bytes.extend_from_slice(&file_type.to_ne_bytes());
+        self.bytes.extend_from_slice(name.to_bytes_with_nul());
     }
 
     fn first(&self) -> Option<KernelEntry<'_>> {
-        let AheadEntry { fileid, file_type, cookie, name } = self.entries.front()?;
-        let name = CStr::from_bytes_with_nul(&self.names[name.clone()]).expect("it has its NUL");
-        Some(KernelEntry { fileid: *fileid, file_type: *file_type, name, cookie: *cookie })
+        let (fileid, rest) = self.bytes[self.first..].split_first_chunk()?;
+        let (cookie, rest) = rest.split_first_chunk()?;
+        let (file_type, name) = rest.split_first_chunk()?;
+        Some(KernelEntry {
+            fileid: u64::from_ne_bytes(*fileid),
+            file_type: FileType::from_raw_mode(u16::from_ne_bytes(*file_type).into()),
+            name: CStr::from_bytes_until_nul(name).expect("it has its NUL"),
+            cookie: u64::from_ne_bytes(*cookie),
+        })
     }
 
     /// Forgets the first entry and returns its cookie.
     fn pop(&mut self) -> Option<u64> {
-        self.entries.pop_front().map(|entry| entry.cookie)
+        let KernelEntry { name, cookie, .. } = self.first()?;
+        self.first += HEAD_BYTES + name.to_bytes_with_nul().len();
+        Some(cookie)
     }
 
     fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.first == self.bytes.len()
     }
 
     fn clear(&mut self) {
-        self.names.clear();
-        self.entries.clear();
+        self.bytes.clear();
+        self.first = 0;
     }
 }
 
@@ -154,6 +158,7 @@ impl DirectoryStream {
 
     fn read_ahead(&mut self) -> Result<(), Status> {
         self.ahead.clear();
+        self.ahead.bytes.reserve_exact(KERNEL_BUFFER_BYTES);
         let mut buffer = Vec::with_capacity(KERNEL_BUFFER_BYTES);
         let mut names = RawDir::new(&self.fd, buffer.spare_capacity_mut());
         loop {
@@ -284,6 +289,23 @@ mod tests {
         assert!(streams.take(0, changed).is_none(), "the one place is taken");
         streams.put_back(stream, &places);
         assert!(streams.take(0, changed).is_some());
+    }
+
+    #[test]
+    fn entries_read_ahead_take_no_more_memory_than_the_plan_has_for_them() {
+        let dir = tempfile::tempdir().unwrap();
+        // The shorter the names, the more of them one call returns.
+        (0..3000).for_each(|i| drop(std::fs::File::create(dir.path().join(format!("{i:x}")))));
+        let (fd, changed) = directory(dir.path());
+        let mut stream = DirectoryStream::at(fd, 0, changed).unwrap();
+        let mut entries = 0;
+        while let Some((entry, _)) = stream.peek().unwrap() {
+            assert_ne!(entry.fileid, 0);
+            stream.advance();
+            entries += 1;
+            assert!(stream.ahead.bytes.capacity() <= KERNEL_BUFFER_BYTES);
+        }
+        assert_eq!(entries, 3002);
     }
 
     /// File systems without fine-grained times give changes of one tick one ctime.
