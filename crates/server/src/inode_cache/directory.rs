@@ -90,6 +90,8 @@ pub(crate) struct DirectoryStream {
     fd: OwnedFd,
     /// The cookie of the last entry that was taken.
     position: u64,
+    /// Ticks since it was put back.
+    idle_ticks: u64,
     ahead: Ahead,
     /// The directory's ctime before `ahead` was read.
     changed: Timestamp,
@@ -110,6 +112,7 @@ impl DirectoryStream {
         let mut stream = Self {
             fd,
             position: cookie,
+            idle_ticks: 0,
             ahead: Ahead::default(),
             changed,
             is_settled: false,
@@ -188,10 +191,11 @@ impl DirectoryStreams {
     /// The listing that stands at `cookie` in a directory with the same ctime since; where none
     /// does and the directory has as many as it may, its oldest, moved there. Names that were read
     /// too soon after a change for the ctime to show the next one are read anew. `None` means that
-    /// the caller is to open one. Either is given back with [`Self::put_back`].
+    /// the caller is to open one. Either is given back with [`Self::put_back`]. Listings from
+    /// before a change are closed: no call continues them, and their places are the whole server's.
     pub(crate) fn take(&mut self, cookie: u64, changed: Timestamp) -> Option<DirectoryStream> {
-        let continues = |s: &DirectoryStream| s.position == cookie && s.changed == changed;
-        if let Some(index) = self.0.iter().position(continues) {
+        self.0.retain(|stream| stream.changed == changed);
+        if let Some(index) = self.0.iter().position(|stream| stream.position == cookie) {
             let mut stream = self.0.swap_remove(index);
             if !stream.is_settled {
                 stream.restart(cookie, changed).ok()?;
@@ -217,8 +221,22 @@ impl DirectoryStreams {
             stream.place = Arc::clone(places).try_acquire_owned().ok();
         }
         if stream.place.is_some() {
+            stream.idle_ticks = 0;
             self.0.push(stream);
         }
+    }
+
+    /// Counts a tick. Whether no call has continued one of them for more than so many.
+    pub(super) fn tick(&mut self, idle_ticks_max: u64) -> bool {
+        for stream in &mut self.0 {
+            stream.idle_ticks += 1;
+        }
+        self.0.iter().any(|stream| stream.idle_ticks > idle_ticks_max)
+    }
+
+    /// Takes those out. To close them may wait for the disk, as a change of the directory does.
+    pub(super) fn take_idle(&mut self, idle_ticks_max: u64) -> Vec<DirectoryStream> {
+        self.0.extract_if(.., |stream| stream.idle_ticks > idle_ticks_max).collect()
     }
 }
 
@@ -279,8 +297,6 @@ mod tests {
         stream.peek().unwrap();
         streams.put_back(stream, &places);
         assert!(streams.take(1, changed).is_none(), "it stands elsewhere");
-        let later = Timestamp { seconds: changed.seconds + 1, ..changed };
-        assert!(streams.take(0, later).is_none(), "what it read ahead may be wrong now");
         let stream = streams.take(0, changed).unwrap();
         let (fd, changed) = directory(dir.path());
         let mut second = DirectoryStream::at(fd, 0, changed).unwrap();
@@ -288,7 +304,10 @@ mod tests {
         streams.put_back(second, &places);
         assert!(streams.take(0, changed).is_none(), "the one place is taken");
         streams.put_back(stream, &places);
-        assert!(streams.take(0, changed).is_some());
+        assert_eq!(places.available_permits(), 0);
+        let later = Timestamp { seconds: changed.seconds + 1, ..changed };
+        assert!(streams.take(0, later).is_none(), "what it read ahead may be wrong now");
+        assert_eq!(places.available_permits(), 1, "no call will continue it");
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::fs::{Timestamp, proc_path};
 /// Ticks after which an unused object that can be written is given up, and after which one that is
 /// used otherwise is closed for writing. A tick is a second.
 const WRITABLE_IDLE_TICKS: u64 = 5;
-/// Ticks after which any unused object is given up.
+/// Ticks after which any unused object is given up, and a listing that no call continues.
 const IDLE_TICKS: u64 = 30;
 /// Ctimes of a device that are renewed at a tick: it must not hold up what comes at the next.
 const BEHIND_MAX: usize = 1000;
@@ -42,6 +42,8 @@ struct Listed {
     /// Files that are used, and open for writing without being written, or were closed for writing
     /// and have descriptors of that time.
     unwritten: Vec<InodeKey>,
+    /// Directories with listings that were not continued.
+    listed: Vec<InodeKey>,
     /// Objects whose ctime is to be renewed, [`BEHIND_MAX`] at most.
     behind: Vec<InodeKey>,
 }
@@ -62,6 +64,9 @@ impl InodeCache {
                     if behind.len() < BEHIND_MAX {
                         behind.push(file.key());
                     }
+                }
+                if file.tick_streams(IDLE_TICKS) {
+                    idle.entry(file.root.device()).or_default().listed.push(file.key());
                 }
                 let mut is_unwritten = false;
                 if let Ok(data) = file.file() {
@@ -110,8 +115,9 @@ impl InodeCache {
         engine: &Engine,
         is_held_for_writing: impl Fn(&Inode) -> bool + Clone + Send + 'static,
     ) {
-        let Listed { unused, unwritten, behind } = listed;
+        let Listed { unused, unwritten, listed, behind } = listed;
         self.close_idle(&unused, engine).await;
+        self.close_listings(&listed, engine).await;
         for key in &unused {
             let file = self.shard(key).files.get(key).cloned();
             if let Some(file) = file.filter(|file| file.is_dirty())
@@ -153,6 +159,17 @@ impl InodeCache {
         let leaving: Vec<_> = keys.iter().filter_map(leave).collect();
         if !leaving.is_empty() {
             engine.data(move || drop(leaving)).await;
+        }
+    }
+
+    /// Closes the listings of these directories that no call has continued meanwhile. Where the
+    /// directory is an overlay, that waits for a change of it, which waits for the disk.
+    async fn close_listings(&self, keys: &[InodeKey], engine: &Engine) {
+        let find = |key| self.shard(key).files.get(key).cloned();
+        let directories: Vec<Arc<Inode>> = keys.iter().filter_map(find).collect();
+        if !directories.is_empty() {
+            let close = |directory: Arc<Inode>| directory.close_idle_streams(IDLE_TICKS);
+            engine.data(move || directories.into_iter().for_each(close)).await;
         }
     }
 }
@@ -279,7 +296,9 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     use io::Mtime;
+    use tokio::sync::Semaphore;
 
+    use super::super::DirectoryStream;
     use super::super::two_devices::{TestExport, engine};
     use super::*;
 
@@ -372,6 +391,36 @@ mod tests {
         files.note_use(&file);
         assert!(!is_idle(&file, WRITABLE_IDLE_TICKS));
         assert!(is_idle(&file, WRITABLE_IDLE_TICKS + 1));
+    }
+
+    /// Where the directory is an overlay, to close a listing can wait for the disk.
+    #[tokio::test]
+    async fn listing_that_no_call_continues_is_closed_behind_the_tick_though_its_directory_is_used()
+    {
+        let (files, engine) = (InodeCache::new(1000), engine(1));
+        let export = TestExport::in_directory(&files, 1, &std::env::temp_dir());
+        let directory = files.find(&export.directory).unwrap();
+        let changed = directory.live_attributes().unwrap().ctime;
+        let (listings, places) = (|| directory.streams().unwrap(), Arc::new(Semaphore::new(1)));
+        let stream = DirectoryStream::at(directory.open_stream().unwrap(), 0, changed).unwrap();
+        listings().put_back(stream, &places);
+        let idle_after = |ticks| (0..ticks).fold(Vec::new(), |_, _| files.tick());
+        let give_up = async |idle: Vec<IdleInodes>| {
+            for idle in idle {
+                files.give_up(idle, &engine, |_| false).await;
+            }
+        };
+        give_up(idle_after(IDLE_TICKS)).await;
+        assert_eq!(places.available_permits(), 0);
+        let idle = idle_after(1);
+        assert_eq!(places.available_permits(), 0, "the tick waits for no close");
+        let continued = listings().take(0, changed).expect("it waits for its next call");
+        listings().put_back(continued, &places);
+        give_up(idle).await;
+        assert_eq!(places.available_permits(), 0, "it was continued meanwhile");
+        give_up(idle_after(IDLE_TICKS + 1)).await;
+        assert_eq!(places.available_permits(), 1);
+        assert!(files.find(&export.directory).is_some());
     }
 
     #[tokio::test]

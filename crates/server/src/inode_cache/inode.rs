@@ -3,7 +3,7 @@
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use io::{KernelHandle, RangeLock};
 use rustix::fs::{CWD, FileType, Mode, OFlags, openat};
@@ -242,6 +242,25 @@ impl Inode {
             return Err(Status::NotDirectory);
         };
         Ok(directory.streams.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Counts a tick of a directory's listings. Whether no call has continued one of them for more
+    /// than so many, as far as can be seen without waiting.
+    pub(super) fn tick_streams(&self, idle_ticks_max: u64) -> bool {
+        let Contents::Directory(directory) = &self.contents else { return false };
+        match directory.streams.try_lock() {
+            Ok(mut streams) => streams.tick(idle_ticks_max),
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().tick(idle_ticks_max),
+            // It is in use, by a call that may wait for the disk.
+            Err(TryLockError::WouldBlock) => false,
+        }
+    }
+
+    /// Closes the listings that no call has continued for more than so many ticks. May wait for the
+    /// disk.
+    pub(super) fn close_idle_streams(&self, idle_ticks_max: u64) {
+        // Closed when others may use the rest.
+        drop(self.streams().map(|mut streams| streams.take_idle(idle_ticks_max)));
     }
 
     /// A descriptor for a read lease, and for nothing else: as the server's user. May block.
