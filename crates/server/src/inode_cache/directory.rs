@@ -144,7 +144,7 @@ impl DirectoryStream {
     /// The next entry and the descriptor that its name is to be looked up by; `None` at the end.
     ///
     /// # Errors
-    /// The disk's.
+    /// The disk's; `Stale` when the directory was removed.
     pub(crate) fn peek(&mut self) -> Result<Option<(KernelEntry<'_>, BorrowedFd<'_>)>, Status> {
         if self.ahead.is_empty() && !self.at_end {
             self.read_ahead()?;
@@ -169,7 +169,11 @@ impl DirectoryStream {
                 self.at_end = true;
                 return Ok(());
             };
-            let entry = entry?;
+            let entry = entry.map_err(|errno| match errno {
+                // Of the directory itself: no name was looked up.
+                Errno::NOENT => Status::Stale,
+                errno => errno.into(),
+            })?;
             self.ahead.push(KernelEntry {
                 fileid: entry.ino(),
                 file_type: entry.file_type(),
@@ -308,6 +312,17 @@ mod tests {
         let later = Timestamp { seconds: changed.seconds + 1, ..changed };
         assert!(streams.take(0, later).is_none(), "what it read ahead may be wrong now");
         assert_eq!(places.available_permits(), 1, "no call will continue it");
+    }
+
+    #[test]
+    fn listing_of_a_directory_that_is_removed_meanwhile_is_stale() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("d");
+        std::fs::create_dir(&path).unwrap();
+        let (fd, changed) = directory(&path);
+        std::fs::remove_dir(&path).unwrap();
+        let mut stream = DirectoryStream::at(fd, 0, changed).unwrap();
+        assert_eq!(stream.peek().err(), Some(Status::Stale));
     }
 
     #[test]
