@@ -34,7 +34,7 @@ pub(crate) struct KernelEntry<'a> {
 }
 
 /// Entries read from the kernel and not yet taken, in no more bytes than the kernel's: inode
-/// number, cookie, type, name and NUL of each.
+/// number, cookie, type with the length of the name, and name with its NUL of each.
 #[derive(Default)]
 struct Ahead {
     /// Also those already taken.
@@ -45,33 +45,45 @@ struct Ahead {
 
 /// Bytes of an entry before its name.
 const HEAD_BYTES: usize = 18;
+/// The type in the mode of a file; a name is shorter than `PATH_MAX`, 4096 bytes.
+const TYPE_BITS: u16 = 0xf000;
 
 impl Ahead {
     fn push(&mut self, entry: KernelEntry<'_>) {
         let KernelEntry { fileid, file_type, name, cookie } = entry;
         let file_type = u16::try_from(file_type.as_raw_mode()).expect("four bits below the 16th");
-        self.bytes.extend_from_slice(&fileid.to_ne_bytes());
-        self.bytes.extend_from_slice(&cookie.to_ne_bytes());
-        self.bytes.extend_from_slice(&file_type.to_ne_bytes());
+        let len = u16::try_from(name.count_bytes()).ok().filter(|len| len & TYPE_BITS == 0);
+        let mut head = [0; HEAD_BYTES];
+        head[..8].copy_from_slice(&fileid.to_ne_bytes());
+        head[8..16].copy_from_slice(&cookie.to_ne_bytes());
+        let len = len.expect("a name is shorter than PATH_MAX");
+        head[16..].copy_from_slice(&(file_type | len).to_ne_bytes());
+        self.bytes.extend_from_slice(&head);
         self.bytes.extend_from_slice(name.to_bytes_with_nul());
     }
 
-    fn first(&self) -> Option<KernelEntry<'_>> {
+    /// Cookie, type and inode number of the first entry, and its name with the NUL.
+    fn first_parts(&self) -> Option<(u64, u16, u64, &[u8])> {
         let (fileid, rest) = self.bytes[self.first..].split_first_chunk()?;
         let (cookie, rest) = rest.split_first_chunk()?;
-        let (file_type, name) = rest.split_first_chunk()?;
-        Some(KernelEntry {
-            fileid: u64::from_ne_bytes(*fileid),
-            file_type: FileType::from_raw_mode(u16::from_ne_bytes(*file_type).into()),
-            name: CStr::from_bytes_until_nul(name).expect("it has its NUL"),
-            cookie: u64::from_ne_bytes(*cookie),
-        })
+        let (type_and_len, rest) = rest.split_first_chunk()?;
+        let type_and_len = u16::from_ne_bytes(*type_and_len);
+        let name = &rest[..=usize::from(type_and_len & !TYPE_BITS)];
+        let (cookie, fileid) = (u64::from_ne_bytes(*cookie), u64::from_ne_bytes(*fileid));
+        Some((cookie, type_and_len & TYPE_BITS, fileid, name))
+    }
+
+    fn first(&self) -> Option<KernelEntry<'_>> {
+        let (cookie, file_type, fileid, name) = self.first_parts()?;
+        let file_type = FileType::from_raw_mode(file_type.into());
+        let name = CStr::from_bytes_with_nul(name).expect("it has its NUL");
+        Some(KernelEntry { fileid, file_type, name, cookie })
     }
 
     /// Forgets the first entry and returns its cookie.
     fn pop(&mut self) -> Option<u64> {
-        let KernelEntry { name, cookie, .. } = self.first()?;
-        self.first += HEAD_BYTES + name.to_bytes_with_nul().len();
+        let (cookie, _, _, name) = self.first_parts()?;
+        self.first += HEAD_BYTES + name.len();
         Some(cookie)
     }
 
