@@ -107,9 +107,9 @@ impl FileState {
 
     /// Whether the disk has lately failed to read a part of it. There may be a page in the cache
     /// that only another attempt of the disk would fill.
-    pub(crate) fn has_failed(&self, now: Instant) -> bool {
+    pub(crate) fn has_failed(&self, now: impl FnOnce() -> Instant) -> bool {
         let failed = *self.lock_failed();
-        failed.is_some_and(|failed| now.saturating_duration_since(failed) < FAILED_FOR)
+        failed.is_some_and(|failed| now().saturating_duration_since(failed) < FAILED_FOR)
     }
 
     /// Notes that it has.
@@ -317,11 +317,11 @@ mod tests {
     #[test]
     fn failure_to_read_a_part_of_a_file_is_remembered_for_some_minutes_from_the_last_one() {
         let (file, now) = (FileState::default(), Instant::now());
-        assert!(!file.has_failed(now));
+        assert!(!file.has_failed(|| now));
         file.note_failed(now);
         file.note_failed(now + FAILED_FOR / 2);
-        assert!(file.has_failed(now + FAILED_FOR));
-        assert!(!file.has_failed(now + FAILED_FOR * 2));
+        assert!(file.has_failed(|| now + FAILED_FOR));
+        assert!(!file.has_failed(|| now + FAILED_FOR * 2));
     }
 
     #[test]

@@ -301,7 +301,7 @@ impl Vfs {
         // The kernel would begin to read ahead, here, and wait for a disk that recovers from an
         // error.
         let may_wait =
-            || read.file.data().has_failed(Instant::now()) && is_in_memory(read) != Some(true);
+            || read.file.data().has_failed(Instant::now) && is_in_memory(read) != Some(true);
         if !read.file.root().attributes_in_memory || may_wait() {
             return Ok(Tried::Partly(Partly(buffer, 0)));
         }

@@ -97,7 +97,7 @@ impl Vfs {
     /// for another attempt of the disk, as copying without waiting does not.
     fn pipe(&self, read: &Read<'_>) -> Option<Pipe> {
         let is_on = read.policy.splice && self.switches.splice();
-        let has_failed = || read.file.data().has_failed(Instant::now());
+        let has_failed = || read.file.data().has_failed(Instant::now);
         if read.range.len() < SPLICE_BYTES_MIN || !is_on || has_failed() {
             return None;
         }
