@@ -460,9 +460,12 @@ impl Shared {
         wake(sleeping);
     }
 
-    /// Sees to one more thread: a sleeping one, which is to be woken, else a new one, else the next
-    /// to finish.
+    /// Sees to a thread for the work that was queued last: one on its way to work that another has
+    /// taken, else a sleeping one, which is to be woken, else a new one, else the next to finish.
     fn claim_thread(self: &Arc<Self>, queue: &mut Queue) -> Option<Thread> {
+        if queue.claimed >= queue.waiting {
+            return None;
+        }
         let sleeping = queue.sleeping.pop();
         if sleeping.is_some() {
             queue.claimed += 1;
