@@ -59,25 +59,32 @@ impl InodeCache {
         }
     }
 
-    /// The same for a device on which a call has just failed for want of space. Calls that fail
-    /// meanwhile wait for it. Returns whether the call may succeed now.
-    pub(crate) async fn free_space(&self, device: DeviceNumber, engine: &Engine) -> bool {
-        let failed_at = Instant::now();
-        let is_recent =
-            |at: Option<Instant>| at.is_some_and(|at| at + SPACE_SWEEP_INTERVAL > failed_at);
+    /// The same for a device on which an attempt has failed for want of space. Calls that fail
+    /// meanwhile wait for it. Returns whether there may be enough now: something was closed `since`
+    /// then, or shortly before.
+    pub(crate) async fn free_space(
+        &self,
+        device: DeviceNumber,
+        since: Instant,
+        engine: &Engine,
+    ) -> bool {
+        let asked_at = Instant::now();
+        let is_within = |last: Option<Instant>, before: Instant| {
+            last.is_some_and(|at| at + SPACE_SWEEP_INTERVAL > before)
+        };
         let mut sweep = self.sweeps.of(device).lock_owned().await;
-        if sweep.closed_at.is_some_and(|at| at >= failed_at) {
+        if sweep.closed_at.is_some_and(|at| at >= asked_at) {
             return true;
         }
-        if !is_recent(sweep.futile_at) {
+        if !is_within(sweep.futile_at, asked_at) {
             let candidates = self.candidates(|of| of == device).remove(&device).unwrap_or_default();
             if self.close_unlinked(candidates, device, engine).await {
                 sweep.closed_at = Some(Instant::now());
-            } else if !is_recent(sweep.closed_at) {
+            } else if !is_within(sweep.closed_at, asked_at) {
                 sweep.futile_at = Some(Instant::now());
             }
         }
-        is_recent(sweep.closed_at)
+        is_within(sweep.closed_at, since)
     }
 
     /// Objects of the selected devices that no call uses.
@@ -265,7 +272,7 @@ mod tests {
         }
 
         async fn free_space(&self) -> bool {
-            self.cache.free_space(self.root.device(), &self.engine).await
+            self.cache.free_space(self.root.device(), Instant::now(), &self.engine).await
         }
     }
 
@@ -370,6 +377,18 @@ mod tests {
         assert!(tokio::time::timeout(wait, lacking.as_mut()).await.is_err());
         files.cache.give_up_unlinked(sweep, &files.engine).await;
         assert!(lacking.await, "the sweep has closed a file");
+    }
+
+    #[tokio::test]
+    async fn an_attempt_before_the_last_sweep_may_have_space_however_late_it_asks() {
+        let Some(files) = Deleted::new() else { return };
+        let begun_at = Instant::now();
+        assert!(files.free_space().await);
+        let later = Instant::now() + SPACE_SWEEP_INTERVAL;
+        std::thread::sleep(2 * SPACE_SWEEP_INTERVAL);
+        let free = |since| files.cache.free_space(files.root.device(), since, &files.engine);
+        assert!(free(begun_at).await);
+        assert!(!free(later).await, "nothing was closed since");
     }
 
     #[tokio::test]

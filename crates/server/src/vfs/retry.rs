@@ -1,6 +1,6 @@
 //! Operations that are attempted again: after room was made, or after a moment.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use io::{ByteRange, DeviceNumber};
 
@@ -45,15 +45,18 @@ impl Vfs {
         takes: Takes,
         attempt: impl Fn() -> F,
     ) -> F::Output {
+        let mut since = Instant::now();
         let mut done = attempt().await;
         let key = InodeKey::new(object.root(), *object.handle());
         for source in SpaceSource::IN_ORDER {
-            let Some(lack) = done.status().filter(|status| status.lacks_space()) else { break };
+            let Some(status) = done.status().filter(|status| status.lacks_space()) else { break };
             let bytes_min = match takes {
                 Takes::Bytes(bytes) => bytes,
                 Takes::BlocksOf(range) => self.bytes_to_fill(object, range).await,
             };
+            let lack = Lack { status, since };
             if self.free_space((source, lack), (object.root(), key), bytes_min).await {
+                since = Instant::now();
                 done = attempt().await;
             }
         }
@@ -65,7 +68,7 @@ impl Vfs {
     /// change may succeed now.
     pub(super) async fn free_space(
         &self,
-        (source, lack): (SpaceSource, Status),
+        (source, Lack { status, since }): (SpaceSource, Lack),
         (root, object): (&ExportRoot, InodeKey),
         bytes_min: u64,
     ) -> bool {
@@ -74,11 +77,11 @@ impl Vfs {
             return false;
         }
         match source {
-            SpaceSource::Unused => self.inode_cache.free_space(device, &self.engine).await,
+            SpaceSource::Unused => self.inode_cache.free_space(device, since, &self.engine).await,
             // Whether the files count in a quota that is used up is not known.
-            SpaceSource::Held if lack == Status::Quota => false,
+            SpaceSource::Held if status == Status::Quota => false,
             SpaceSource::Held => {
-                self.held_space.free(SpaceWanted { device, bytes_min, object }).await
+                self.held_space.free(SpaceWanted { device, bytes_min, object }, since).await
             }
         }
     }
@@ -170,6 +173,15 @@ pub(super) enum Takes {
 impl Takes {
     /// A change that writes no data takes a few blocks.
     pub(super) const SOME_BLOCKS: Self = Self::Bytes(16 << 10);
+}
+
+/// The want of space of an attempt.
+#[derive(Clone, Copy)]
+pub(super) struct Lack {
+    /// That of the attempt.
+    pub(super) status: Status,
+    /// What came free since then may be enough: when the attempt began, or has just failed.
+    pub(super) since: Instant,
 }
 
 /// Files that have lost their last name.

@@ -50,13 +50,13 @@ impl HeldSpace {
         assert!(is_first, "there is one owner of opens");
     }
 
-    /// Frees space for a call that has just failed. Returns whether some came free since then.
-    pub(super) async fn free(&self, wanted: SpaceWanted) -> bool {
+    /// Frees space for an attempt that has failed. Returns whether some came free since then.
+    pub(super) async fn free(&self, wanted: SpaceWanted, since: Instant) -> bool {
         let Some(free) = self.free.get() else { return false };
-        let (failed_at, bytes_min) = (Instant::now(), wanted.bytes_min);
+        let (asked_at, bytes_min) = (Instant::now(), wanted.bytes_min);
         let mut last = self.last(wanted.device).lock_owned().await;
-        let freed_meanwhile = last.freeing.filter(|(ended_at, _)| *ended_at >= failed_at);
-        let vain = last.vain.filter(|(ended_at, _)| *ended_at + HELD_SEARCH_INTERVAL > failed_at);
+        let freed_meanwhile = last.freeing.filter(|(ended_at, _)| *ended_at >= since);
+        let vain = last.vain.filter(|(ended_at, _)| *ended_at + HELD_SEARCH_INTERVAL > asked_at);
         let is_answered = freed_meanwhile.is_some_and(|(_, for_bytes)| bytes_min <= for_bytes)
             || vain.is_some_and(|(_, for_bytes)| bytes_min >= for_bytes);
         let has_freed = !is_answered && free(wanted).await;
@@ -115,7 +115,7 @@ mod tests {
 
         async fn free_on(&self, device: DeviceNumber, bytes_min: u64) -> bool {
             let wanted = SpaceWanted { device, bytes_min, object: self.object };
-            self.held.free(wanted).await
+            self.held.free(wanted, Instant::now()).await
         }
 
         async fn free(&self, bytes_min: u64) -> bool {

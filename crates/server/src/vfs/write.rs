@@ -176,7 +176,7 @@ impl Vfs {
         let write = [PermittedWrite::new(0, range, request)];
         let (calls, writer) = (change.system_calls(), Arc::clone(&target.writer));
         let end = move |written: Written, write: [PermittedWrite; 1]| {
-            if written.lack().is_some() {
+            if written.lacks_space() {
                 return Err(Box::new((change, written, write)));
             }
             let end = write[0].written_up_to(written.count());

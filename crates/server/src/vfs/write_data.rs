@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use io::{
     BUFFER_ALIGN, ByteRange, Clients, DioAlign, DontCacheVerdict, Identity, IoMode, RangeGuard,
@@ -12,7 +13,7 @@ use rustix::param::page_size;
 
 use super::descriptors::note_refused;
 use super::io_plan::{WindowWhy, WriteFacts, WritePlan};
-use super::retry::SpaceSource;
+use super::retry::{Lack, SpaceSource};
 use super::{Status, Vfs, Wcc};
 use crate::counters::{CallKind, Counter, CounterSet, Phase, PhaseTimer};
 use crate::export::ExportRoot;
@@ -66,6 +67,8 @@ pub(super) struct Written {
     /// Bytes of a WRITE past the page cache that went through the window: its ragged ends, and what
     /// the kernel took through the page cache alone, which is known if all was written.
     window_bytes: u64,
+    /// The want of space, if nothing was written for it.
+    lack: Option<Lack>,
 }
 
 impl Vfs {
@@ -121,7 +124,7 @@ impl Vfs {
         let root = target.file.root();
         let key = target.file.key();
         for source in SpaceSource::IN_ORDER {
-            let Some(lack) = written.lack() else { break };
+            let Some(lack) = written.lack else { break };
             let bytes = range_of(writes.as_ref()).len();
             if self.free_space((source, lack), (root, key), bytes).await {
                 let timer = self.timer(root, CallKind::Write);
@@ -306,29 +309,35 @@ impl Vfs {
 }
 
 impl Written {
-    /// The want of space, if nothing was written for it.
-    pub(super) fn lack(&self) -> Option<Status> {
-        let failed = self.result.as_ref().err().filter(|failed| failed.written == 0)?;
-        let status = Errno::from_io_error(&failed.error).map(Status::from);
-        status.filter(|status| status.lacks_space())
+    /// Whether it lacked space, and nothing was written for that.
+    pub(super) fn lacks_space(&self) -> bool {
+        self.lack.is_some()
     }
 
     /// The outcome of a job of the change that makes `calls`, or of WRITEs without data, which have
     /// none.
     fn by(job: Option<WriteJob>, writes: &[PermittedWrite], calls: &SystemCalls) -> Self {
-        match (job, writes) {
+        let mut written = match (job, writes) {
             (None, _) => Self::cached(Ok(0)),
             (Some(job), [write]) => job.perform(write.data().as_slice(), calls),
             (Some(job), writes) => {
                 let parts: Vec<_> = writes.iter().filter_map(PermittedWrite::data).collect();
                 job.perform(&parts, calls)
             }
+        };
+        if let Err(failed) = &written.result
+            && failed.written == 0
+            && let Some(status) = Errno::from_io_error(&failed.error).map(Status::from)
+            && status.lacks_space()
+        {
+            written.lack = Some(Lack { status, since: Instant::now() });
         }
+        written
     }
 
     /// The outcome of a write that was to go through the page cache.
     fn cached(result: Result<usize, io::WriteError>) -> Self {
-        Self { result, refused: None, window_bytes: 0 }
+        Self { result, refused: None, window_bytes: 0, lack: None }
     }
 
     /// Counts the bytes in the file, and how they went there.
@@ -510,7 +519,7 @@ fn write_split(
     // Where it failed, it is not known what was cached.
     let instead = cached.filter(|_| outcome.is_ok());
     let window_bytes = ends.into_iter().chain(instead).map(|range| range.len()).sum();
-    Written { result: outcome.map(|done| done.written), refused, window_bytes }
+    Written { result: outcome.map(|done| done.written), refused, window_bytes, lack: None }
 }
 
 fn first_bytes(range: ByteRange, len: usize) -> ByteRange {
@@ -576,7 +585,7 @@ mod tests {
             (Err(failed), 0, [5000, 5000, 0]),
         ] {
             let counters = CounterSet::default();
-            let written = Written { result, refused: None, window_bytes };
+            let written = Written { result, refused: None, window_bytes, lack: None };
             written.count_bytes(&counters, Counter::WriteDirectBytes);
             let counted =
                 [Counter::WriteBytes, Counter::WriteDirectBytes, Counter::WriteWindowBytes]
