@@ -55,6 +55,9 @@ mod lease;
 mod loop_device;
 mod memory;
 mod ofd_lock;
+#[cfg(test)]
+#[path = "../../../tests/own_process/mod.rs"]
+mod own_process;
 mod payload;
 mod per_device;
 mod pipe;

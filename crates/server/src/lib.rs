@@ -34,6 +34,9 @@ mod mount_list;
 mod network_threads;
 mod nfs3;
 mod nfs4;
+#[cfg(test)]
+#[path = "../../../tests/own_process/mod.rs"]
+mod own_process;
 mod placement;
 mod portmap;
 mod procedures;

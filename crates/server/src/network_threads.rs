@@ -124,25 +124,15 @@ impl NetworkThread {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
-
     use super::*;
     use crate::counters::{STRIPES, own_stripe};
-
-    /// In a child process, in which nothing else counts.
-    const CHILD: &str = "SPILLWAY_TEST_STRIPES";
+    use crate::own_process::ran_in_own_process;
 
     #[test]
     fn network_threads_share_no_stripe_with_each_other_or_the_next_threads() {
-        if std::env::var_os(CHILD).is_none() {
-            let name = "network_threads_share_no_stripe_with_each_other_or_the_next_threads";
-            let child = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", &format!("network_threads::tests::{name}")])
-                .env(CHILD, "1")
-                .output()
-                .unwrap();
-            let text = String::from_utf8_lossy(&child.stdout);
-            assert!(child.status.success() && text.contains("1 passed"), "{text}");
+        // Nothing else counts there.
+        let name = "network_threads_share_no_stripe_with_each_other_or_the_next_threads";
+        if ran_in_own_process(&format!("network_threads::tests::{name}")) {
             return;
         }
         let runtime = Builder::new_current_thread().build().unwrap();

@@ -4,7 +4,6 @@ use std::future::poll_fn;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
 use std::task::Poll;
@@ -16,6 +15,7 @@ use tokio::sync::{Notify, oneshot};
 
 use super::share::FIRST_THREAD_RETRY;
 use super::*;
+use crate::own_process::ran_in_own_process;
 use crate::skip::skip;
 
 fn engine(threads: usize, queue_max: usize) -> Engine {
@@ -669,20 +669,10 @@ async fn work_is_done_while_devices_come_and_go() {
     assert_eq!(done.load(Ordering::SeqCst), 2_000);
 }
 
-/// In a child process, whose threads the system refuses.
-const CHILD: &str = "SPILLWAY_TEST_REFUSED_THREADS";
-
 #[tokio::test]
 async fn work_for_a_device_is_done_though_the_system_refuses_its_threads() {
-    if std::env::var_os(CHILD).is_none() {
-        let name = "work_for_a_device_is_done_though_the_system_refuses_its_threads";
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", &format!("engine::tests::{name}")])
-            .env(CHILD, "1")
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&child.stdout);
-        assert!(child.status.success() && text.contains("1 passed"), "{text}");
+    let name = "work_for_a_device_is_done_though_the_system_refuses_its_threads";
+    if ran_in_own_process(&format!("engine::tests::{name}")) {
         return;
     }
     let engine = engine(2, 4);

@@ -15,9 +15,9 @@ use spillway_server::report::{DroppedClient, Monitor};
 
 use crate::client::{Client, encoded, in_fragments, mode, ok, refusal};
 use crate::fixture::{Fixture, Frozen, Mounted, TRUSTING, is_root};
-use crate::limits::in_own_process;
 use crate::local_file::eventually;
 use crate::nfs4::client::{CHANNEL, Operations, Session, compound};
+use crate::own_process::ran_in_own_process;
 
 /// Admits every loopback address but 127.0.0.66.
 const NETWORK: &str = r#"
@@ -299,11 +299,6 @@ fn a_session_ends_when_the_address_is_dropped_that_its_client_came_from() {
     Session::over(connect(1), b"a client", 1, CHANNEL).export();
 }
 
-#[test]
-fn ten_thousand_idle_connections_cost_less_than_300_mib() {
-    in_own_process("connections::ten_thousand_idle_connections");
-}
-
 /// Resident memory of this process, in bytes.
 fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -312,8 +307,10 @@ fn resident_bytes() -> u64 {
 }
 
 #[test]
-#[ignore = "run by ten_thousand_idle_connections_cost_less_than_300_mib"]
-fn ten_thousand_idle_connections() {
+fn ten_thousand_idle_connections_cost_less_than_300_mib() {
+    if ran_in_own_process("connections::ten_thousand_idle_connections_cost_less_than_300_mib") {
+        return;
+    }
     // Both ends of each connection are in this process, and the server uses a quarter of them.
     let wanted = Some(65_536);
     let raised = setrlimit(Resource::Nofile, Rlimit { current: wanted, maximum: wanted }).is_ok();

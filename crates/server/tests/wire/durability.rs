@@ -7,8 +7,8 @@ use proto::nfs3::*;
 
 use crate::client::{Client, mode, ok, refusal};
 use crate::fixture::{Fixture, Mounted, in_modes, is_root, run, run_or_skip, set_mode};
-use crate::limits::in_own_process;
 use crate::local_file::{MODES, eventually};
+use crate::own_process::ran_in_own_process;
 use crate::programs::{PROGRAM, can_be_executed, is_open_for_writing};
 use crate::skip::skip_in_ci_too;
 
@@ -419,12 +419,9 @@ fn trusting(mode: &str) -> String {
 /// another test starts has all descriptors of this process for a moment, so this has its own.
 #[test]
 fn space_of_a_removed_file_is_free_at_once() {
-    in_own_process("durability::xfs_file_removed_by_a_client");
-}
-
-#[test]
-#[ignore = "run by space_of_a_removed_file_is_free_at_once"]
-fn xfs_file_removed_by_a_client() {
+    if ran_in_own_process("durability::space_of_a_removed_file_is_free_at_once") {
+        return;
+    }
     if !is_root() {
         return;
     }
@@ -456,12 +453,11 @@ fn xfs_file_removed_by_a_client() {
 
 #[test]
 fn space_of_a_file_that_a_local_program_removes_is_free_at_once() {
-    in_own_process("durability::xfs_file_removed_by_a_local_program");
-}
-
-#[test]
-#[ignore = "run by space_of_a_file_that_a_local_program_removes_is_free_at_once"]
-fn xfs_file_removed_by_a_local_program() {
+    if ran_in_own_process(
+        "durability::space_of_a_file_that_a_local_program_removes_is_free_at_once",
+    ) {
+        return;
+    }
     if !is_root() {
         return;
     }
@@ -494,12 +490,11 @@ fn write_and_remove_locally(fixture: &Fixture, mode: &str) {
 
 #[test]
 fn quota_of_a_file_that_a_local_program_removes_is_free_at_once() {
-    in_own_process("durability::btrfs_file_removed_by_a_local_program");
-}
-
-#[test]
-#[ignore = "run by quota_of_a_file_that_a_local_program_removes_is_free_at_once"]
-fn btrfs_file_removed_by_a_local_program() {
+    if ran_in_own_process(
+        "durability::quota_of_a_file_that_a_local_program_removes_is_free_at_once",
+    ) {
+        return;
+    }
     if !is_root() {
         return;
     }
@@ -528,12 +523,9 @@ fn limited_btrfs(dir: &Path) -> Option<Mounted> {
 
 #[test]
 fn an_inode_that_a_local_program_removes_is_free_at_once() {
-    in_own_process("durability::tmpfs_inode_removed_by_a_local_program");
-}
-
-#[test]
-#[ignore = "run by an_inode_that_a_local_program_removes_is_free_at_once"]
-fn tmpfs_inode_removed_by_a_local_program() {
+    if ran_in_own_process("durability::an_inode_that_a_local_program_removes_is_free_at_once") {
+        return;
+    }
     let mut mount = None;
     let fixture = Fixture::prepared(&trusting("auto"), |dir| {
         mount = Mounted::tmpfs_of_inodes(&dir.join("export"), 8);

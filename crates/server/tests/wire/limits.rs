@@ -2,7 +2,6 @@
 
 use std::io::Write;
 use std::os::fd::OwnedFd;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,6 +15,7 @@ use spillway_server::counters::Counter;
 use crate::client::{Client, encoded, in_fragments, mode, ok, refusal};
 use crate::fixture::Fixture;
 use crate::local_file::eventually;
+use crate::own_process::ran_in_own_process;
 
 #[test]
 fn slow_peers_delay_no_other_client() {
@@ -136,19 +136,6 @@ fn strangers_that_read_no_lists_of_exports_take_none_of_the_memory() {
     assert_eq!(fixture.figure("buffers_in_use_bytes"), before);
 }
 
-/// Runs an ignored test in a process of its own, whose memory, limits and descriptors are not those
-/// of the other tests. Shows why it was skipped.
-#[track_caller]
-pub(crate) fn in_own_process(test: &str) {
-    let output = Command::new("/proc/self/exe")
-        .args(["--exact", test, "--ignored", "--nocapture"])
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && text.contains("1 passed"), "{text}");
-    text.lines().filter(|line| line.contains("skipped:")).for_each(|line| eprintln!("{line}"));
-}
-
 /// The most memory that this process has had so far, in bytes.
 fn peak_memory() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -164,12 +151,9 @@ const BESIDE: u64 = 24 * MIB;
 
 #[test]
 fn many_writers_stay_within_the_budget() {
-    in_own_process("limits::sixteen_writers_with_512_mib_in_flight");
-}
-
-#[test]
-#[ignore = "run by many_writers_stay_within_the_budget"]
-fn sixteen_writers_with_512_mib_in_flight() {
+    if ran_in_own_process("limits::many_writers_stay_within_the_budget") {
+        return;
+    }
     let fixture = Fixture::with_settings("memory = \"16MiB\"");
     let (mut client, root) = fixture.mounted();
     let write = (nfs3::PROGRAM, nfs3::VERSION, Procedure::Write.code());
@@ -205,12 +189,9 @@ fn sixteen_writers_with_512_mib_in_flight() {
 
 #[test]
 fn clients_that_take_no_replies_stay_within_the_budget() {
-    in_own_process("limits::eight_readers_that_take_no_replies");
-}
-
-#[test]
-#[ignore = "run by clients_that_take_no_replies_stay_within_the_budget"]
-fn eight_readers_that_take_no_replies() {
+    if ran_in_own_process("limits::clients_that_take_no_replies_stay_within_the_budget") {
+        return;
+    }
     let fixture = Fixture::with_settings("memory = \"16MiB\"");
     let (mut client, root) = fixture.mounted();
     let file = client.create(root, "f");
@@ -246,12 +227,9 @@ fn eight_readers_that_take_no_replies() {
 
 #[test]
 fn unread_listings_stay_within_the_budget() {
-    in_own_process("limits::a_hundred_listers_that_take_no_replies");
-}
-
-#[test]
-#[ignore = "run by unread_listings_stay_within_the_budget"]
-fn a_hundred_listers_that_take_no_replies() {
+    if ran_in_own_process("limits::unread_listings_stay_within_the_budget") {
+        return;
+    }
     let fixture = Fixture::with_settings("memory = \"16MiB\"");
     // Replies of a megabyte each, but for those that are cut short because they take too long.
     for i in 0..4000 {
@@ -347,12 +325,9 @@ fn writers_that_send_single_bytes_do_not_delay_others() {
 
 #[test]
 fn more_files_than_descriptors_are_no_error() {
-    in_own_process("limits::five_thousand_files_with_1024_descriptors");
-}
-
-#[test]
-#[ignore = "run by more_files_than_descriptors_are_no_error"]
-fn five_thousand_files_with_1024_descriptors() {
+    if ran_in_own_process("limits::more_files_than_descriptors_are_no_error") {
+        return;
+    }
     let limit = Some(1024);
     setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit }).unwrap();
     let fixture = Fixture::with_settings("max_connections = 64");
@@ -383,12 +358,9 @@ fn five_thousand_files_with_1024_descriptors() {
 
 #[test]
 fn flush_without_a_descriptor_left_is_no_failed_flush() {
-    in_own_process("limits::setattr_with_no_descriptor_left");
-}
-
-#[test]
-#[ignore = "run by flush_without_a_descriptor_left_is_no_failed_flush"]
-fn setattr_with_no_descriptor_left() {
+    if ran_in_own_process("limits::flush_without_a_descriptor_left_is_no_failed_flush") {
+        return;
+    }
     let mut fixture =
         Fixture::with("[[export]]\npath = \"$DIR/export\"\nname = \"/export\"\nsquash = \"none\"");
     let (mut client, root) = fixture.mounted();
@@ -434,12 +406,9 @@ impl Drop for Exhausted {
 
 #[test]
 fn every_operation_makes_room_when_there_is_no_descriptor_left() {
-    in_own_process("limits::operations_without_a_free_descriptor");
-}
-
-#[test]
-#[ignore = "run by every_operation_makes_room_when_there_is_no_descriptor_left"]
-fn operations_without_a_free_descriptor() {
+    if ran_in_own_process("limits::every_operation_makes_room_when_there_is_no_descriptor_left") {
+        return;
+    }
     let fixture = Fixture::new();
     let (mut client, root) = fixture.mounted();
     for i in 0..20 {
@@ -476,12 +445,9 @@ fn operations_without_a_free_descriptor() {
 
 #[test]
 fn an_object_that_cannot_be_opened_after_creation_is_removed() {
-    in_own_process("limits::creating_objects_without_a_free_descriptor");
-}
-
-#[test]
-#[ignore = "run by an_object_that_cannot_be_opened_after_creation_is_removed"]
-fn creating_objects_without_a_free_descriptor() {
+    if ran_in_own_process("limits::an_object_that_cannot_be_opened_after_creation_is_removed") {
+        return;
+    }
     let fixture = Fixture::new();
     let (mut client, root) = fixture.mounted();
     client.getattr(root).unwrap();
@@ -502,12 +468,9 @@ fn creating_objects_without_a_free_descriptor() {
 
 #[test]
 fn many_small_files_in_the_window_need_few_descriptors() {
-    in_own_process("limits::small_files_past_the_cache_with_256_descriptors");
-}
-
-#[test]
-#[ignore = "run by many_small_files_in_the_window_need_few_descriptors"]
-fn small_files_past_the_cache_with_256_descriptors() {
+    if ran_in_own_process("limits::many_small_files_in_the_window_need_few_descriptors") {
+        return;
+    }
     let limit = Some(256);
     setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit }).unwrap();
     for mode in ["dontcache", "direct"] {

@@ -12,6 +12,8 @@ mod loop_device;
 #[expect(dead_code, reason = "nothing is read through mappings here")]
 #[path = "../../../../tests/torture/mapping.rs"]
 mod mapping;
+#[path = "../../../../tests/own_process/mod.rs"]
+mod own_process;
 #[path = "../../../../tests/skip/mod.rs"]
 mod skip;
 

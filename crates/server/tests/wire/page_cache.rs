@@ -13,8 +13,8 @@ use spillway_server::counters::Counter;
 
 use crate::client::{Client, ok};
 use crate::fixture::{Fixture, in_modes, is_root};
-use crate::limits::in_own_process;
 use crate::local_file::{LocalFile, assert_same, content, eventually, settle};
+use crate::own_process::ran_in_own_process;
 use crate::skip::skip_in_ci_too;
 
 const MIB: usize = 1 << 20;
@@ -246,14 +246,11 @@ impl Drop for MemoryGroup {
 
 #[test]
 fn with_little_memory_auto_leaves_the_page_cache_alone() {
-    if is_root() {
-        in_own_process("page_cache::scattered_reads_within_128_mib");
+    if !is_root()
+        || ran_in_own_process("page_cache::with_little_memory_auto_leaves_the_page_cache_alone")
+    {
+        return;
     }
-}
-
-#[test]
-#[ignore = "run by with_little_memory_auto_leaves_the_page_cache_alone"]
-fn scattered_reads_within_128_mib() {
     const GROUP_BYTES: u64 = 128 << 20;
     let Some(_group) = MemoryGroup::enter(GROUP_BYTES) else { return };
     let expected = old();

@@ -97,6 +97,9 @@ fn switched_off_nothing_is_read_ahead() {
 /// The kernel reports the page cache of a file to those alone who may write it.
 #[test]
 fn without_privileges_a_file_of_another_user_ends_no_read_ahead_of_others() {
+    if let Ok(served) = std::env::var(SERVED) {
+        return unprivileged_server_of_two_users(&served);
+    }
     if !is_root() {
         return;
     }
@@ -112,7 +115,8 @@ fn without_privileges_a_file_of_another_user_ends_no_read_ahead_of_others() {
     chown(dir.path().join("own"), Some(SERVER_USER), None).unwrap();
     settle();
     let mut tests = Command::new("/proc/self/exe");
-    tests.args(["--exact", "read_ahead::unprivileged_server_of_two_users", "--ignored"]);
+    let name = "without_privileges_a_file_of_another_user_ends_no_read_ahead_of_others";
+    tests.args(["--exact", &format!("read_ahead::{name}")]);
     tests.uid(SERVER_USER).gid(SERVER_USER).env(SERVED, dir.path());
     let output = tests.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
@@ -120,14 +124,11 @@ fn without_privileges_a_file_of_another_user_ends_no_read_ahead_of_others() {
 }
 
 const SERVER_USER: u32 = 12_345;
-/// The variable that names the directory to be served.
+/// The variable that names the directory to be served, in the process of that user.
 const SERVED: &str = "READ_AHEAD_SERVED";
 
-#[test]
-#[ignore = "run by without_privileges_a_file_of_another_user_ends_no_read_ahead_of_others"]
-fn unprivileged_server_of_two_users() {
-    let served = std::env::var(SERVED).unwrap();
-    let config = in_modes("", "dontcache", "auto").replace("$DIR/export", &served);
+fn unprivileged_server_of_two_users(served: &str) {
+    let config = in_modes("", "dontcache", "auto").replace("$DIR/export", served);
     let fixture = Fixture::with(&config);
     let (mut client, root) = fixture.mounted();
     for (name, is_read_ahead) in [("foreign", false), ("own", true)] {

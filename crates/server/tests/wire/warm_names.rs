@@ -12,7 +12,7 @@ use spillway_server::report::TraceRequest;
 
 use crate::client::{Client, Ids, ok, refusal};
 use crate::fixture::{Fixture, Frozen, Mounted, TRUSTING, is_root, run, set_access_list, set_mode};
-use crate::limits::in_own_process;
+use crate::own_process::ran_in_own_process;
 use crate::skip::skip_in_ci_too;
 
 const ALL_ACCESS: u32 = 0x3f;
@@ -346,11 +346,6 @@ fn the_wait_for_a_thread_that_opens_an_object_is_in_metrics_record_and_event() {
     assert_eq!(waits("count"), 2.0);
 }
 
-#[test]
-fn no_access_list_is_read_from_the_disk_on_a_network_thread() {
-    in_own_process("warm_names::lookups_and_accesses_below_cold_lists");
-}
-
 /// The bytes that the network threads of this process have read from disks.
 fn bytes_read_on_network_threads() -> u64 {
     let threads = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
@@ -364,8 +359,10 @@ fn bytes_read_on_network_threads() -> u64 {
 }
 
 #[test]
-#[ignore = "run by no_access_list_is_read_from_the_disk_on_a_network_thread"]
-fn lookups_and_accesses_below_cold_lists() {
+fn no_access_list_is_read_from_the_disk_on_a_network_thread() {
+    if ran_in_own_process("warm_names::no_access_list_is_read_from_the_disk_on_a_network_thread") {
+        return;
+    }
     const OWNER: u32 = 1001;
     if !Path::new("/proc/self/io").exists() {
         return skip_in_ci_too("this kernel does not count what threads read");

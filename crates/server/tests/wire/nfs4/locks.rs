@@ -9,7 +9,8 @@ use proto::xdr::decode_all;
 
 use super::client::{ALL_VERSIONS, Operations, Session, open_args};
 use crate::fixture::{Fixture, Mounted, run_or_skip, set_mode};
-use crate::limits::{Exhausted, in_own_process};
+use crate::limits::Exhausted;
+use crate::own_process::ran_in_own_process;
 
 /// A client with a file open, as the owner of locks in it.
 struct Locking {
@@ -219,12 +220,9 @@ fn an_unlinked_file_stays_usable_while_it_is_open() {
 
 #[test]
 fn locks_make_room_when_there_is_no_descriptor_left() {
-    in_own_process("nfs4::locks::locks_without_a_free_descriptor");
-}
-
-#[test]
-#[ignore = "run by locks_make_room_when_there_is_no_descriptor_left"]
-fn locks_without_a_free_descriptor() {
+    if ran_in_own_process("nfs4::locks::locks_make_room_when_there_is_no_descriptor_left") {
+        return;
+    }
     let fixture = Fixture::with(ALL_VERSIONS);
     let mut client = Locking::new(&fixture, b"client");
     let export = client.session.export();
