@@ -32,8 +32,9 @@ pub(crate) struct FileState {
     pub(crate) read_history: ReadHistory,
     /// The kernel refuses to report to the server which pages of it are cached.
     hides_cache: AtomicBool,
-    /// The last time that the disk has failed to read a part of it.
-    failed: Mutex<Option<Instant>>,
+    /// The last time that the disk has failed to read a part of it. Hardly any file has one, and no
+    /// READ of the others takes a lock.
+    failed: OnceLock<Mutex<Instant>>,
     /// Bytes that READs have left in the page cache since it was opened, or found there.
     kept_bytes: AtomicU64,
     /// The end of the furthest of them.
@@ -81,7 +82,7 @@ impl Default for FileState {
             read_order: Arc::default(),
             read_history: ReadHistory::default(),
             hides_cache: AtomicBool::new(false),
-            failed: Mutex::default(),
+            failed: OnceLock::new(),
             kept_bytes: AtomicU64::new(0),
             kept_end: AtomicU64::new(0),
             window: OnceLock::new(),
@@ -108,17 +109,16 @@ impl FileState {
     /// Whether the disk has lately failed to read a part of it. There may be a page in the cache
     /// that only another attempt of the disk would fill.
     pub(crate) fn has_failed(&self, now: impl FnOnce() -> Instant) -> bool {
-        let failed = *self.lock_failed();
-        failed.is_some_and(|failed| now().saturating_duration_since(failed) < FAILED_FOR)
+        self.failed.get().is_some_and(|failed| {
+            let failed = *failed.lock().unwrap_or_else(PoisonError::into_inner);
+            now().saturating_duration_since(failed) < FAILED_FOR
+        })
     }
 
     /// Notes that it has.
     pub(crate) fn note_failed(&self, now: Instant) {
-        *self.lock_failed() = Some(now);
-    }
-
-    fn lock_failed(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.failed.lock().unwrap_or_else(PoisonError::into_inner)
+        let failed = self.failed.get_or_init(|| Mutex::new(now));
+        *failed.lock().unwrap_or_else(PoisonError::into_inner) = now;
     }
 
     /// About how much of it READs have left in the page cache, or found there.
