@@ -18,3 +18,4 @@ mod lost_replies;
 mod mounting;
 mod open_files;
 mod reconnect;
+mod reserved_ports;

@@ -78,6 +78,9 @@ pub(super) struct Calls {
     unsent_from: u64,
     /// How many of the waiting were sent over the present connection.
     in_flight: usize,
+    /// How many calls were sent over the present connection and have no reply, also those whose
+    /// callers have gone.
+    owed: usize,
     /// When the youngest of all calls that were answered was sent.
     answered_sent: Option<Instant>,
 }
@@ -93,7 +96,13 @@ struct Waiting {
 
 impl Calls {
     pub(super) const fn new() -> Self {
-        Self { waiting: BTreeMap::new(), unsent_from: 0, in_flight: 0, answered_sent: None }
+        Self {
+            waiting: BTreeMap::new(),
+            unsent_from: 0,
+            in_flight: 0,
+            owed: 0,
+            answered_sent: None,
+        }
     }
 
     /// Puts a call at the end of the line. `number` is larger than all before it.
@@ -124,6 +133,7 @@ impl Calls {
             waiting.sent = Some(now);
             batch.push(&waiting.message);
             self.in_flight += 1;
+            self.owed += 1;
             self.unsent_from = number + 1;
         }
         batch
@@ -132,6 +142,8 @@ impl Calls {
     /// Gives a reply to its call. `false` when no call that was sent awaits it: it was cancelled,
     /// or answered before.
     pub(super) fn answer(&mut self, xid_of_reply: u32, reply: Result<Bytes>) -> bool {
+        // A peer that makes up replies harms its own calls alone.
+        self.owed = self.owed.saturating_sub(1);
         let Some((&first, _)) = self.waiting.first_key_value() else { return false };
         // All numbers in the table lie within 2^32 of the first, so the low half distinguishes
         // them.
@@ -155,9 +167,16 @@ impl Calls {
     pub(super) fn send_all_again(&mut self) {
         self.unsent_from = 0;
         self.in_flight = 0;
+        self.owed = 0;
         for waiting in self.waiting.values_mut() {
             waiting.sent = None;
         }
+    }
+
+    /// Whether the peer may have calls of the present connection that it has not read, or owes
+    /// replies over it.
+    pub(super) fn is_owed(&self) -> bool {
+        self.owed > 0
     }
 
     /// Since when the present connection owes a reply.

@@ -4,6 +4,7 @@
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
+use std::sync::Once;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -15,8 +16,8 @@ use super::RpcOptions;
 /// Ports from which a server that checks them takes calls, those that the Linux client uses:
 /// below 1024 only root may bind, and below 665 well-known services live.
 pub const RESERVED_PORTS: RangeInclusive<u16> = 665..=1023;
-/// Reserved ports tried until any port will do.
-const RESERVED_TRIES: u16 = 32;
+/// A process reports once that none of them is free.
+static NONE_IS_FREE: Once = Once::new();
 /// When a connection has been silent for this long, the kernel asks whether the peer is there, and
 /// asks so often, so far apart.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
@@ -87,20 +88,29 @@ pub(super) async fn connect(
     Ok(stream)
 }
 
-/// Ends a connection that is given up, so that its port can be used again at once: with a reset,
-/// since a connection that is closed in order keeps the pair of addresses for a minute (TIME_WAIT).
-/// Calls without a reply are sent again anyway.
-pub(super) fn reset(stream: TcpStream) {
+/// Has a connection that the peer owes nothing leave its reserved port free when it is closed. One
+/// that is closed in order keeps it for a minute (TIME_WAIT), and another socket can be bound to it
+/// only if it shares it, whatever server that one is for.
+pub(super) fn free_port_when_closed(stream: &TcpStream) {
+    if stream.local_addr().is_ok_and(|local| RESERVED_PORTS.contains(&local.port())) {
+        // At once: a server that does not know that its last reply has arrived keeps it for a
+        // repetition of the call.
+        let _ = sockopt::set_tcp_quickack(stream, true);
+        reset_when_closed(stream);
+    }
+}
+
+/// Has a connection end with a reset when it is closed, so that its port can be used again at once.
+pub(super) fn reset_when_closed(stream: &TcpStream) {
     // It is only closed in order where that fails, and another port is taken.
-    let _ = sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
-    drop(stream);
+    let _ = sockopt::set_socket_linger(stream, Some(Duration::ZERO));
 }
 
 async fn connect_from_reserved(address: SocketAddr) -> io::Result<Option<TcpStream>> {
     let count = RESERVED_PORTS.end() - RESERVED_PORTS.start() + 1;
     // Mounts that begin at one time do not all try the same ports.
     let first = u16::try_from(super::random() % u64::from(count)).expect("less than the count");
-    for step in 0..RESERVED_TRIES {
+    for step in 0..count {
         let port = RESERVED_PORTS.start() + (first + step) % count;
         match connect_from(address, port, false).await {
             Ok(None) => {}
@@ -109,22 +119,31 @@ async fn connect_from_reserved(address: SocketAddr) -> io::Result<Option<TcpStre
             result => return result,
         }
     }
+    NONE_IS_FREE.call_once(|| {
+        tracing::warn!(
+            "no port from {} to {} is free; a server that demands one refuses the calls",
+            RESERVED_PORTS.start(),
+            RESERVED_PORTS.end()
+        );
+    });
     Ok(None)
 }
 
-/// Connects from a port of this host; `None` when the port is not free for that.
+/// Connects from a port of this host; `None` when the port is taken.
 async fn connect_from(
     address: SocketAddr,
     port: u16,
     shared: bool,
 ) -> io::Result<Option<TcpStream>> {
-    let connected = match bind(address, port, shared) {
-        Ok(socket) => socket.connect(address).await,
-        Err(error) => Err(error),
+    let socket = match bind(address, port, shared) {
+        Err(error) if error.kind() == ErrorKind::AddrInUse => return Ok(None),
+        bound => bound?,
     };
-    match connected {
+    match socket.connect(address).await {
         Ok(stream) => Ok(Some(stream)),
-        Err(error) if is_taken(&error) => Ok(None),
+        // Another connection to this address has the port. A port that is not shared has none: the
+        // host has no address of its own to connect from.
+        Err(error) if shared && error.kind() == ErrorKind::AddrNotAvailable => Ok(None),
         Err(error) => Err(error),
     }
 }
@@ -140,8 +159,4 @@ fn bind(like: SocketAddr, port: u16, shared: bool) -> io::Result<TcpSocket> {
     socket.set_reuseaddr(shared)?;
     socket.bind(SocketAddr::new(any, port))?;
     Ok(socket)
-}
-
-fn is_taken(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable)
 }

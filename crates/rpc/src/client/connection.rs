@@ -134,6 +134,7 @@ impl Connection {
         });
         let task = tokio::spawn({
             let state = Arc::clone(&state);
+            let stream = stream.map(|tcp| Stream::new(tcp, &state));
             async move {
                 // Replies that have arrived come before the loss of their calls: a program that was
                 // stopped for long finds both at once. The calls of a server that sends without a
@@ -195,25 +196,51 @@ struct State {
     last_error: Mutex<Option<Arc<io::Error>>>,
 }
 
+/// The present connection. It is closed when this is dropped, with its task too.
+struct Stream {
+    tcp: TcpStream,
+    state: Arc<State>,
+    is_lost: bool,
+}
+
+impl Stream {
+    fn new(tcp: TcpStream, state: &Arc<State>) -> Self {
+        Self { tcp, state: Arc::clone(state), is_lost: false }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.is_lost {
+            // Its port is wanted again, and its calls are sent again.
+            connect::reset_when_closed(&self.tcp);
+        } else if !self.state.calls().is_owed() {
+            // A call whose caller has gone may still be on its way: a reset would discard it.
+            connect::free_port_when_closed(&self.tcp);
+        }
+    }
+}
+
 impl State {
     fn calls(&self) -> MutexGuard<'_, Calls> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sends and receives for ever, over one connection after the other.
-    async fn serve(&self, mut stream: Option<TcpStream>) {
+    async fn serve(self: &Arc<Self>, mut stream: Option<Stream>) {
         let mut port: Option<HeldPort> = None;
         let mut pause = Duration::ZERO;
         loop {
             let mut connected = match stream.take() {
                 Some(stream) => stream,
-                None => self.connect(port.as_ref(), &mut pause).await,
+                None => Stream::new(self.connect(port.as_ref(), &mut pause).await, self),
             };
-            if !port.as_ref().is_some_and(|port| port.is_of(&connected)) {
-                port = HeldPort::of(&connected);
+            if !port.as_ref().is_some_and(|port| port.is_of(&connected.tcp)) {
+                port = HeldPort::of(&connected.tcp);
             }
-            let error = self.exchange(&mut connected).await;
-            connect::reset(connected);
+            let error = self.exchange(&mut connected.tcp).await;
+            connected.is_lost = true;
+            drop(connected);
             if self.replied.swap(false, Ordering::Relaxed) {
                 pause = Duration::ZERO;
             }
