@@ -91,6 +91,17 @@ impl LocalFile {
         self.residency().ranges().iter().map(|range| range.len()).sum()
     }
 
+    /// The same, and those that the kernel took out of it by itself (DAMON, or short memory): it
+    /// remembers these, and not the ones that a program dropped.
+    pub(crate) fn kept_bytes(&self) -> u64 {
+        let range = ByteRange::new(0, self.len()).unwrap();
+        let state = io::cache_state(self.0.as_fd(), range).unwrap();
+        state.map_or_else(
+            || self.cached_bytes(),
+            |state| (state.cached + state.evicted) * rustix::param::page_size() as u64,
+        )
+    }
+
     /// Whether the kernel took all pages of a range out of the page cache by itself: it remembers
     /// those, and not the ones that a program dropped or wrote past.
     pub(crate) fn was_reclaimed(&self, range: ByteRange) -> bool {

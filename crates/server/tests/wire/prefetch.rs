@@ -41,8 +41,8 @@ impl Streamed {
     }
 
     /// Reads a new file from the disk, each second READ before the first: to the kernel that is no
-    /// sequence, so they wait for the disk. Returns the bytes of it in the page cache, and whether
-    /// some were read ahead; `None`, which is printed, where there is too little free memory.
+    /// sequence, so they wait for the disk. Returns the bytes of it that are kept, and whether some
+    /// were read ahead; `None`, which is printed, where there is too little free memory.
     fn stream(&self, settings: &str, transfer: u32, reads_ahead: bool) -> Option<(u64, bool)> {
         self.fixture.reload(&in_modes(settings, "auto", "auto"));
         let name = format!("{settings} {transfer}");
@@ -69,7 +69,7 @@ impl Streamed {
         // A data thread may be at work still.
         let has_read = || self.fixture.counter(Counter::PrefetchedBytes) > before;
         let was_read_ahead = if reads_ahead { eventually(has_read) } else { has_read() };
-        Some((local.cached_bytes(), was_read_ahead))
+        Some((local.kept_bytes(), was_read_ahead))
     }
 }
 
