@@ -6,7 +6,7 @@ pub(crate) mod registration;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use proto::oncrpc::{AcceptStat, ReplyHeader, decode_call, encode_success};
 use proto::portmap::{
@@ -23,6 +23,9 @@ use datagrams::Datagrams;
 
 /// The longest datagram that can be a call of the portmapper.
 const DATAGRAM_BYTES_MAX: usize = 4096;
+/// How long to wait after a failed receive: the system is out of memory, and asking again at once
+/// would only burn the processor.
+const RETRY: Duration = Duration::from_millis(100);
 /// The programs that clients need.
 const PROGRAMS: [(u32, u32); 2] =
     [(nfs3::PROGRAM, nfs3::VERSION), (mount3::PROGRAM, mount3::VERSION)];
@@ -240,19 +243,29 @@ fn find_version(nfs_port: u16, program: u32, version: u32, protocol: u32) -> Opt
 /// Finds the port of a program, a version and a protocol, if the server has the one given first.
 type Find = fn(u16, u32, u32, u32) -> Option<u16>;
 
-/// Answers datagrams until the socket fails.
+/// Answers datagrams until the server stops.
 pub(crate) async fn serve_datagrams(socket: std::net::UdpSocket, mapped: Mapped) {
     let mut datagrams = match Datagrams::of(socket) {
         Ok(datagrams) => datagrams,
         Err(error) => return tracing::error!(%error, "cannot use the portmapper's socket"),
     };
     let mut datagram = [0; DATAGRAM_BYTES_MAX];
+    let mut has_failed = false;
     loop {
         let (len, caller) = match datagrams.receive(&mut datagram).await {
-            Ok(received) => received,
+            Ok(received) => {
+                has_failed = false;
+                received
+            }
             // An earlier answer met a closed port; that is between the kernel and the client.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
-            Err(error) => return tracing::error!(%error, "the portmapper's socket failed"),
+            Err(error) => {
+                if !std::mem::replace(&mut has_failed, true) {
+                    tracing::warn!(%error, "cannot receive calls to the portmapper over UDP");
+                }
+                tokio::time::sleep(RETRY).await;
+                continue;
+            }
         };
         if let Some(reply) = answer_datagram(&datagram[..len], mapped) {
             // A lost answer is asked for again.
@@ -301,8 +314,8 @@ fn answer_datagram(datagram: &[u8], mapped: Mapped) -> Option<Vec<u8>> {
 mod tests {
     use proto::oncrpc::{CallHeader, Credential};
     use proto::portmap::RpcbEntryList;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
     use std::net::UdpSocket;
-    use std::time::Duration;
 
     use super::*;
     use crate::skip::skip_in_ci_too;
@@ -477,6 +490,18 @@ mod tests {
             assert_is_answered(&client, &format!("a broadcast to {own}")).await;
             serving.abort();
         }
+    }
+
+    #[tokio::test]
+    async fn a_failed_receive_does_not_end_the_portmapper_over_udp() {
+        // Of a socket that is not connected.
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).unwrap();
+        let mapped = Mapped { nfs: (Ipv4Addr::LOCALHOST, NFS_PORT).into(), called: unknown() };
+        let serving = tokio::spawn(serve_datagrams(socket.into(), mapped));
+        tokio::time::sleep(3 * RETRY).await;
+        assert!(!serving.is_finished());
+        serving.abort();
     }
 
     async fn assert_is_answered(client: &tokio::net::UdpSocket, what: &str) {
