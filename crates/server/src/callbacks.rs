@@ -223,9 +223,7 @@ fn outcome(record: &[u8]) -> Result<CallbackEnd, DecodeError> {
     Ok(match Status::from_code(status) {
         // Of CB_SEQUENCE, wherever they are: for a number that it has used, Linux lets CB_SEQUENCE
         // succeed, and refuses the operation behind it by RETRY_UNCACHED_REP.
-        Some(Status::SeqMisordered | Status::SeqFalseRetry | Status::RetryUncachedRep) => {
-            CallbackEnd::Misordered
-        }
+        Some(Status::SeqFalseRetry | Status::RetryUncachedRep) => CallbackEnd::Used,
         Some(Status::Badhandle | Status::BadStateid) if is_behind_sequence => CallbackEnd::Unknown,
         _ if is_behind_sequence => CallbackEnd::Refused,
         Some(Status::Delay) => CallbackEnd::Delayed,
@@ -347,12 +345,12 @@ mod tests {
 
     #[test]
     fn a_callback_with_a_number_that_the_client_has_used_is_not_performed() {
-        use CallbackEnd::{Delayed, Lost, Misordered, Performed, Refused, Unknown};
+        use CallbackEnd::{Delayed, Lost, Performed, Refused, Unknown, Used};
         for (status, at_sequence, behind_it) in [
             (NFS4_OK, Performed, Performed),
-            (Status::RetryUncachedRep.code(), Misordered, Misordered),
-            (Status::SeqFalseRetry.code(), Misordered, Misordered),
-            (Status::SeqMisordered.code(), Misordered, Misordered),
+            (Status::RetryUncachedRep.code(), Used, Used),
+            (Status::SeqFalseRetry.code(), Used, Used),
+            (Status::SeqMisordered.code(), Lost, Refused),
             (Status::Delay.code(), Delayed, Refused),
             (Status::BadStateid.code(), Lost, Unknown),
             (Status::Badsession.code(), Lost, Refused),

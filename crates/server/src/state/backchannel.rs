@@ -87,8 +87,8 @@ pub(crate) enum CallbackEnd {
     Refused,
     /// The client has not performed it, and asks to wait: CB_SEQUENCE failed with `NFS4ERR_DELAY`.
     Delayed,
-    /// The client has another number in its slot.
-    Misordered,
+    /// The client has not performed it: it has used its number before.
+    Used,
     /// There was no answer, or another error.
     Lost,
 }
@@ -209,12 +209,12 @@ impl Backchannel {
             // The client would delay the messages that wait, too. Recalls are repeated, and a
             // client repeats its request. Its slot is as it was, with a lost callback or without.
             CallbackEnd::Delayed => self.forget_waiting(),
-            CallbackEnd::Misordered if self.is_uncertain => {
+            CallbackEnd::Used if self.is_uncertain => {
                 self.next = self.next.next();
                 self.is_uncertain = false;
                 self.requeue(callback.message);
             }
-            CallbackEnd::Misordered | CallbackEnd::Lost => {
+            CallbackEnd::Used | CallbackEnd::Lost => {
                 self.connections.retain(|bound| bound.binding != callback.binding);
                 self.is_uncertain = true;
                 if self.has_path() {
@@ -340,9 +340,9 @@ mod tests {
         // The client has performed the lost one, or not: its answer shows which.
         let again = channel.notify(notice(3)).unwrap();
         assert_eq!((again.connection, again.sequence), (ConnectionId(2), SequenceId(1)));
-        let next = channel.end(again.clone(), CallbackEnd::Misordered).unwrap();
+        let next = channel.end(again.clone(), CallbackEnd::Used).unwrap();
         assert_eq!(next, Callback { sequence: SequenceId(2), ..again });
-        assert_eq!(channel.end(next, CallbackEnd::Misordered), None, "not twice");
+        assert_eq!(channel.end(next, CallbackEnd::Used), None, "not twice");
         assert!(!channel.has_path());
     }
 
@@ -357,7 +357,7 @@ mod tests {
         assert_eq!(channel.end(delayed, CallbackEnd::Delayed), None);
         let refused = channel.notify(notice(3)).unwrap();
         assert_eq!(refused.sequence, SequenceId(1));
-        let again = channel.end(refused.clone(), CallbackEnd::Misordered).unwrap();
+        let again = channel.end(refused.clone(), CallbackEnd::Used).unwrap();
         assert_eq!(again, Callback { sequence: SequenceId(2), ..refused });
     }
 

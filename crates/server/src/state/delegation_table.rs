@@ -111,7 +111,7 @@ impl RecallAnswer {
             }
             (Self::Pending, CallbackEnd::Unknown) => Self::Unknown { count: 1, since: now },
             (_, CallbackEnd::Refused) => Self::Pending,
-            (_, CallbackEnd::Delayed | CallbackEnd::Misordered | CallbackEnd::Lost) => self,
+            (_, CallbackEnd::Delayed | CallbackEnd::Used | CallbackEnd::Lost) => self,
         }
     }
 
