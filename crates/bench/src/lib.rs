@@ -15,6 +15,7 @@ pub mod numeral;
 mod options;
 mod output;
 pub mod record;
+mod record_stream;
 pub mod report;
 pub mod results;
 pub mod rig;

@@ -23,10 +23,10 @@ use proto::nfs3::{
 };
 use proto::oncrpc::{AcceptStat, CallHeader, FLAVOR_SYS, ReplyHeader, decode_call, encode_success};
 use proto::xdr::{Decode, DecodeError, Encode, List, Reader, Writer, encode_list, padded};
-use rpc::blocking::{COPIED_BYTES_MAX, RecordStream};
 
 use crate::load::IO_BYTES_MAX;
 use crate::load::send_unpaced;
+use crate::record_stream::{COPIED_BYTES_MAX, RecordStream};
 use nfs4::Compound;
 
 /// The length of each file.

@@ -2,13 +2,11 @@
 //!
 //! - [`record`]: record marks, and whole records as they are sent and received;
 //! - [`client`]: outbound calls, over connections that are made again when they break;
-//! - [`server`]: inbound calls, with payloads received where they belong, and their replies;
-//! - [`blocking`]: records on a thread of their own, with payloads that are not copied.
+//! - [`server`]: inbound calls, with payloads received where they belong, and their replies.
 //!
 //! Messages are decoded by `proto`; the caller has the programs.
 #![forbid(unsafe_code)]
 
-pub mod blocking;
 pub mod client;
 pub mod record;
 pub mod server;

@@ -9,8 +9,9 @@ use proto::nfs3::StableHow;
 use proto::oncrpc::ReplyHeader;
 use proto::xdr::DecodeError;
 use proto::{nfs3, nfs4};
-use rpc::blocking::RecordStream;
 use rustix::time::{ClockId, clock_gettime};
+
+use crate::record_stream::RecordStream;
 
 /// The pause before a call is made anew that the server put off.
 pub(super) const PUT_OFF_PAUSE: Duration = Duration::from_millis(100);

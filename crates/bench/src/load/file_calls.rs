@@ -1,10 +1,10 @@
 //! The calls of a connection on its file, in each version of NFS.
 
 use proto::nfs3::StableHow;
-use rpc::blocking::RecordStream;
 
 use super::call::{Answer, Broken, CallResult, ReadHead, Written};
 use super::{DEPTH_MAX, nfs3, nfs4};
+use crate::record_stream::RecordStream;
 
 /// The calls of a connection on its file.
 pub(super) enum FileCalls<'a> {

@@ -39,7 +39,6 @@ use client::Identity;
 use proto::nfs3::{FileHandle, StableHow};
 use proto::nfs4::ShareAccess;
 use proto::oncrpc::{AuthSys, GIDS_MAX, Gids};
-use rpc::blocking::RecordStream;
 use rustix::process::nice;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -58,6 +57,7 @@ use pool::mix;
 use rank::{Progress, Rank, RankOutcome};
 use watch::Series;
 
+use crate::record_stream::RecordStream;
 use crate::stop::Stop;
 use crate::{Error, Result};
 

@@ -6,9 +6,9 @@ use proto::nfs3::{
 };
 use proto::oncrpc::{AcceptStat, AuthSys, CallHeader, Credential, ReplyHeader};
 use proto::xdr::{Decode, DecodeError, Encode, Reader, Writer};
-use rpc::blocking::RecordStream;
 
 use super::call::{Answer, Broken, CallResult, ReadHead, Refusal, Written, finish_call};
+use crate::record_stream::RecordStream;
 
 impl Decode<'_> for ReadHead {
     fn decode(r: &mut Reader<'_>) -> Result<Self, DecodeError> {

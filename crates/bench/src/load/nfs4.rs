@@ -10,10 +10,10 @@ use proto::nfs4::{
     ShareAccess, ShareDeny, Stateid, WriteHead, WriteOk,
 };
 use proto::xdr::{Decode, DecodeError, Reader};
-use rpc::blocking::RecordStream;
 
 use super::call::{Answer, Broken, CallResult, ReadHead, Written, finish_call, until_taken};
 use super::session::{BEHIND_DATA, Operation, Session, named};
+use crate::record_stream::RecordStream;
 
 /// Attributes that Linux asks for in GETATTR.
 const ALL_ATTRIBUTES: GetattrArgs =

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use proto::nfs3::StableHow;
-use rpc::blocking::{COPIED_BYTES_MAX, RecordStream};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::call::{Broken, PUT_OFF_PAUSE, ReadHead, Refusal, Written, Xids, slot_of, until_taken};
@@ -15,6 +14,7 @@ use super::file_calls::FileCalls;
 use super::plan::{Direction, Plan, Transfer};
 use super::pool::{Pool, Unit, mix};
 use super::{Load, LoadFile, Verify};
+use crate::record_stream::{COPIED_BYTES_MAX, RecordStream};
 
 /// Failed operations of a rank until it gives up.
 pub(super) const ERRORS_MAX: u64 = 16;

@@ -13,9 +13,9 @@ use proto::nfs4::{
 };
 use proto::oncrpc::{AcceptStat, AuthSys, CallHeader, Credential, ReplyHeader};
 use proto::xdr::{Decode, DecodeError, Encode, Reader, Writer, padded};
-use rpc::blocking::RecordStream;
 
 use super::call::{Answer, Broken, CallResult, Refusal, Xids, finish_call, slot_of, until_taken};
+use crate::record_stream::RecordStream;
 
 /// An operation and its arguments.
 pub(super) type Operation<'a> = (OperationCode, &'a dyn Encode);

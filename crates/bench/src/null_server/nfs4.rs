@@ -12,10 +12,10 @@ use proto::nfs4::{
 };
 use proto::oncrpc;
 use proto::xdr::{Decode, DecodeError, Encode, Reader, Writer};
-use rpc::blocking::{COPIED_BYTES_MAX, RecordStream};
 
 use super::{DIRECTORY, FILE, FILE_BYTES, VERIFIER};
 use crate::load::IO_BYTES_MAX;
+use crate::record_stream::{COPIED_BYTES_MAX, RecordStream};
 
 /// A COMPOUND up to the data of WRITE, behind which there is nothing but a GETATTR.
 pub(super) struct Compound {

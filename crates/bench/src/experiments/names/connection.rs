@@ -9,7 +9,6 @@ use proto::nfs3::{
 };
 use proto::nfs4::{Bitmap, Handle, OpenHow, RawAttributes, ShareAccess, attribute};
 use proto::oncrpc::AuthSys;
-use rpc::blocking::RecordStream;
 
 use super::super::export::Export;
 use super::super::scratch_directory::ScratchDirectory;
@@ -17,6 +16,7 @@ use super::Operation;
 use crate::load::{
     Broken, CallResult, Session, TIMEOUT, Xids, caller, from_reserved_port, nfs3, until_taken,
 };
+use crate::record_stream::RecordStream;
 use crate::{Error, Result};
 
 /// The connection, and the directory that it works in.

@@ -9,14 +9,13 @@ use std::time::{Duration, Instant};
 use ::io::{ByteRange, Pipe, PipePool};
 use proto::oncrpc::RecordMark;
 use proto::xdr::{Reader, Writer, padded};
+use rpc::record::{Fragments, MARK_ROOM, Next, put_mark};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use crate::record::{Fragments, MARK_ROOM, Next, put_mark};
-
 /// Payloads up to this size are copied, which costs less than system calls of their own.
-pub const COPIED_BYTES_MAX: usize = 16 * 1024;
+pub(crate) const COPIED_BYTES_MAX: usize = 16 * 1024;
 /// The largest pipe that Linux grants everybody (`fs.pipe-max-size`).
 const PIPE_BYTES: usize = 1 << 20;
 /// Bytes read from the socket at once where payloads are small.
@@ -33,7 +32,7 @@ const PIECES_UNTIMED: u32 = 2;
 const FRAGMENTS_MAX: u32 = 1 << 16;
 
 /// A connection that carries records both ways.
-pub struct RecordStream {
+pub(crate) struct RecordStream {
     stream: TcpStream,
     /// How long the peer may take for a record, or to take what is sent.
     patience: Option<Duration>,
@@ -66,7 +65,7 @@ impl RecordStream {
     ///
     /// # Errors
     /// Those of the socket.
-    pub fn new(
+    pub(crate) fn new(
         stream: TcpStream,
         payload_bytes_max: usize,
         patience: Option<Duration>,
@@ -99,14 +98,14 @@ impl RecordStream {
     ///
     /// # Errors
     /// Those of the socket.
-    pub fn set_patience(&mut self, patience: Option<Duration>) -> io::Result<()> {
+    pub(crate) fn set_patience(&mut self, patience: Option<Duration>) -> io::Result<()> {
         self.patience = patience;
         self.stream.set_read_timeout(patience)
     }
 
     /// Whether there are received bytes that are not parsed yet.
     #[must_use]
-    pub fn has_received(&self) -> bool {
+    pub(crate) fn has_received(&self) -> bool {
         self.start < self.end
     }
 
@@ -114,7 +113,7 @@ impl RecordStream {
     ///
     /// # Errors
     /// Those of the socket.
-    pub fn has_received_more(&mut self) -> io::Result<bool> {
+    pub(crate) fn has_received_more(&mut self) -> io::Result<bool> {
         if self.has_received() {
             return Ok(true);
         }
@@ -134,7 +133,7 @@ impl RecordStream {
     ///
     /// # Errors
     /// Those of the socket.
-    pub fn wait_until(&self, end: Instant) -> io::Result<bool> {
+    pub(crate) fn wait_until(&self, end: Instant) -> io::Result<bool> {
         loop {
             let left = end.saturating_duration_since(Instant::now());
             if self.has_received() || left.is_zero() {
@@ -153,7 +152,7 @@ impl RecordStream {
     ///
     /// # Errors
     /// Those of the socket; `TimedOut` when the peer sends nothing.
-    pub fn next_record(&mut self) -> io::Result<bool> {
+    pub(crate) fn next_record(&mut self) -> io::Result<bool> {
         self.course = Course::begin();
         self.head.clear();
         self.head_used = 0;
@@ -176,7 +175,7 @@ impl RecordStream {
     ///
     /// # Errors
     /// Those of the socket, and of a record that is too long.
-    pub fn decode<T, E>(
+    pub(crate) fn decode<T, E>(
         &mut self,
         parse: impl Fn(&mut Reader<'_>) -> Result<T, E>,
     ) -> io::Result<Result<T, E>> {
@@ -200,7 +199,7 @@ impl RecordStream {
     ///
     /// # Errors
     /// Those of the socket, and of a record that ends before.
-    pub fn receive(&mut self, data: &mut [u8]) -> io::Result<()> {
+    pub(crate) fn receive(&mut self, data: &mut [u8]) -> io::Result<()> {
         self.pass(data.len(), Some(data))
     }
 
@@ -208,7 +207,7 @@ impl RecordStream {
     ///
     /// # Errors
     /// As of [`RecordStream::receive`].
-    pub fn discard(&mut self, len: usize) -> io::Result<()> {
+    pub(crate) fn discard(&mut self, len: usize) -> io::Result<()> {
         self.pass(len, None)
     }
 
@@ -216,7 +215,7 @@ impl RecordStream {
     ///
     /// # Errors
     /// Those of the socket.
-    pub fn finish(&mut self) -> io::Result<()> {
+    pub(crate) fn finish(&mut self) -> io::Result<()> {
         self.head_used = self.head.len();
         loop {
             match self.fragments.next() {
@@ -331,7 +330,7 @@ impl RecordStream {
     ///
     /// # Panics
     /// The record has 2 GiB or more.
-    pub fn queue(&mut self, payload_bytes: usize, encode: impl FnOnce(&mut Writer)) {
+    pub(crate) fn queue(&mut self, payload_bytes: usize, encode: impl FnOnce(&mut Writer)) {
         let mark_at = self.unsent.len();
         let mut writer = Writer::from_vec(std::mem::take(&mut self.unsent));
         writer.array(&MARK_ROOM);
@@ -343,7 +342,7 @@ impl RecordStream {
 
     /// Puts the payload of the record that was queued last in the queue, its padding, and `tail`,
     /// which is a multiple of four bytes long.
-    pub fn queue_payload(&mut self, data: &[u8], tail: &[u8]) {
+    pub(crate) fn queue_payload(&mut self, data: &[u8], tail: &[u8]) {
         self.unsent.extend_from_slice(data);
         self.queue_behind(data.len(), tail);
     }
@@ -354,7 +353,7 @@ impl RecordStream {
     ///
     /// # Errors
     /// Those of the socket.
-    pub fn send_payload(&mut self, data: &[u8], tail: &[u8]) -> io::Result<()> {
+    pub(crate) fn send_payload(&mut self, data: &[u8], tail: &[u8]) -> io::Result<()> {
         let Some(mut pipe) = self.pipe.take() else {
             self.queue_payload(data, tail);
             return self.flush();
@@ -392,7 +391,7 @@ impl RecordStream {
     ///
     /// # Errors
     /// Those of the socket; `TimedOut` when the peer does not take it.
-    pub fn flush(&mut self) -> io::Result<()> {
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
         self.send(SendFlags::empty())
     }
 
