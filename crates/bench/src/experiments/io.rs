@@ -241,6 +241,8 @@ impl Experiment<'_> {
             [] => Phase::value_variants(),
             chosen => chosen,
         };
+        // They would be reached only after the first calibration, and after each other.
+        trials.iter().try_for_each(|trial| self.check(&trial.subject))?;
         for round in 1..=self.options.rounds.rounds {
             let depths = &self.options.depth;
             let time_max = self.options.seconds.map(Duration::from_secs);
@@ -270,6 +272,15 @@ impl Experiment<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Fails if a subject cannot be measured, because it does not start, or refuses the mount.
+    fn check(&self, subject: &Subject) -> Result<()> {
+        self.stop.check()?;
+        let running = subject.start(&self.stage)?;
+        let mounted = self.stage.mount(&running.url, subject.version, subject.directory());
+        mounted.map_err(|error| running.cause_of(error))?;
+        running.stop()
     }
 
     /// One phase on one subject.
@@ -552,7 +563,7 @@ mod tests {
         let all_rounds = |experiment: &mut Experiment<'_>, trials: &mut [Trial]| {
             experiment.all_rounds(trials, Path::new("/bin/true"))
         };
-        with_experiment(url, words, all_rounds)
+        with_experiment(url, &format!("--no-calibration {words}"), all_rounds)
     }
 
     /// The result of `run`, and the measurements that it adds.
@@ -563,7 +574,7 @@ mod tests {
     ) -> (T, Vec<Measurement>) {
         let directory = tempfile::tempdir().unwrap();
         let out = directory.path().join("records");
-        let short = "--rounds 1 --cache found --no-calibration";
+        let short = "--rounds 1 --cache found";
         let options: Options =
             options(&format!("{url} {short} {words} --out {}", out.display())).unwrap();
         let mut stage = stage(&options).unwrap();
@@ -583,6 +594,17 @@ mod tests {
         };
         let done = run(&mut experiment, &mut trials);
         (done, measurements_in(&out))
+    }
+
+    #[test]
+    fn a_wrong_target_is_reported_before_a_calibration() {
+        let server = OwnServer::start();
+        let url = NfsUrl { path: b"/missing".to_vec(), ..server.url() };
+        let (done, _) = with_experiment(&url, "", |experiment, trials| {
+            experiment.all_rounds(trials, Path::new("/no/null/server"))
+        });
+        let error = done.unwrap_err().to_string();
+        assert!(error.starts_with("cannot mount "), "{error}");
     }
 
     #[test]
