@@ -12,7 +12,8 @@ use io::KernelHandle;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, getxattr_query, linkat, openat};
 use rustix::io::Errno;
 
-use super::{Opened, find_child, new_component, open_child};
+use super::opening::{find_child, open_child};
+use super::{Opened, new_component};
 use crate::fs::proc_path;
 use crate::inode_cache::{Inode, NameChange};
 use crate::vfs::attr::{Applied, apply, set_owner};

@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use io::Identity;
 use rustix::fs::Access;
 
-use super::open_if_there;
+use super::opening::open_if_there;
 use crate::inode_cache::{Inode, NameChange, kernel_allows};
 use crate::vfs::access::may_be_owner;
 use crate::vfs::{Caller, Status, attributes_of, attributes_of_linked_or_not};
