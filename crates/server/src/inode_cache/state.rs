@@ -192,6 +192,12 @@ impl InodeState {
         self.changes.fetch_add(1, Ordering::SeqCst);
     }
 
+    /// Counts what a server before this one has changed and may not have flushed before it was
+    /// killed. The flush of a later change covers that, too.
+    pub(crate) fn note_earlier_changes(&self) {
+        let _ = self.changes.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst);
+    }
+
     /// Changes so far. With the attributes read *after* it, it makes an
     /// [`io::FileVersion`].
     pub(crate) fn changes(&self) -> u64 {

@@ -184,10 +184,7 @@ impl Vfs {
             begun.system_calls().note();
             let mut applied = cut;
             let result = apply(changed.fd(), &change, &mut applied);
-            let wcc = match applied.mtime(&change) {
-                Some(mtime) => begun.end(changed.fd(), mtime),
-                None => begun.end_refused(changed.live_attributes().ok()),
-            };
+            let wcc = end(begun, &changed, applied.mtime(&change));
             Ok(((wcc, applied), result))
         };
         let (attributes, result) = match self.in_metadata_lane(caller.identity.clone(), job).await {
@@ -197,7 +194,10 @@ impl Vfs {
             }
         };
         // Also when a part failed: the others are done.
-        let settled = self.settle(&file, object.sync, failures).await;
+        let settled = match attributes.1.mtime(&change) {
+            Some(_) => self.settle(&file, object.sync, failures).await,
+            None => Ok(()),
+        };
         Answer { attributes, result: settled.and(result) }
     }
 
@@ -270,6 +270,17 @@ fn changing(change: &AttributeChange, forbids_opening: bool) -> (Changing, Lengt
 
 fn check_guard(before: &LiveAttributes, guard: Option<Timestamp>) -> Result<(), Status> {
     if guard.is_none_or(|guard| guard == before.ctime) { Ok(()) } else { Err(Status::NotSync) }
+}
+
+/// Ends a change of an object that leaves such an mtime; `None` if nothing of it is done.
+fn end(change: Change, object: &Inode, mtime: Option<Mtime>) -> Wcc {
+    match mtime {
+        Some(mtime) => {
+            object.note_change();
+            change.end(object.fd(), mtime)
+        }
+        None => change.end_refused(object.live_attributes().ok()),
+    }
 }
 
 /// Applies all but the length of a change that was checked, as the identity of this thread, and

@@ -6,6 +6,8 @@ mod attr;
 #[cfg(test)]
 mod busy_client;
 mod copy;
+#[cfg(test)]
+mod counted_changes;
 mod descriptors;
 mod fsinfo;
 mod io_plan;
@@ -499,13 +501,12 @@ impl Vfs {
         Ok(Change::begin(guard, before, lengths))
     }
 
-    /// Makes a change of `file` durable where the export promises that. `failures` as for
-    /// [`Self::make_durable`].
+    /// Makes the changes of `file` that were noted durable where the export promises that.
+    /// `failures` as for [`Self::make_durable`].
     ///
     /// # Errors
     /// As [`Self::make_durable`].
     async fn settle(&self, file: &Arc<Inode>, sync: bool, failures: u64) -> Result<(), Status> {
-        file.note_change();
         if !sync {
             return Ok(());
         }

@@ -243,7 +243,7 @@ impl Vfs {
             };
             let result = unless_descriptors_lack(result)?;
             let end = |change: Change, of: &Inode| match result {
-                Ok(_) => change.end(of.fd(), Mtime::Renewed),
+                Ok(_) => end_changed(change, of),
                 Err(_) => change.end_refused(of.live_attributes().ok()),
             };
             let from_wcc = end(from_change, &from);
@@ -326,7 +326,7 @@ impl Vfs {
                     let change = begin_directory(guard, &opened)?;
                     let result = unless_descriptors_lack(allowed.and_then(|()| job(&opened)))?;
                     let wcc = if result.as_ref().is_ok_and(has_changed) {
-                        change.end(opened.fd(), Mtime::Renewed)
+                        end_changed(change, &opened)
                     } else {
                         change.end_refused(opened.live_attributes().ok())
                     };
@@ -437,6 +437,13 @@ fn begin_directory(guard: ExclusiveGuard, directory: &Inode) -> Result<Change, S
     let change = Change::begin(guard, attributes_of(directory.fd())?, Lengths::ANY);
     change.system_calls().note();
     Ok(change)
+}
+
+/// Ends a change of a directory whose names are not what they were. Counted under the lock: a call
+/// that finds a new name flushes it before its reply, too.
+fn end_changed(change: Change, directory: &Inode) -> Wcc {
+    directory.note_change();
+    change.end(directory.fd(), Mtime::Renewed)
 }
 
 fn rename_child(

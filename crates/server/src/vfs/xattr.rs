@@ -180,7 +180,10 @@ impl Vfs {
             begun.system_calls().note();
             let result = change(changed.fd().as_fd(), &name).map_err(status);
             let wcc = match result {
-                Ok(()) => begun.end(changed.fd(), Mtime::Kept),
+                Ok(()) => {
+                    changed.note_change();
+                    begun.end(changed.fd(), Mtime::Kept)
+                }
                 Err(_) => begun.end_refused(changed.live_attributes().ok()),
             };
             Ok((wcc, result))
@@ -190,8 +193,11 @@ impl Vfs {
             Ok(done) => done,
             Err(status) => return Answer::refused(status),
         };
-        let settled = self.settle(&file, object.sync, failures).await;
-        Answer { attributes, result: result.and(settled) }
+        let result = match result {
+            Ok(()) => self.settle(&file, object.sync, failures).await,
+            Err(status) => Err(status),
+        };
+        Answer { attributes, result }
     }
 }
 

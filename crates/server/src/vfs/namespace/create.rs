@@ -75,15 +75,19 @@ impl Vfs {
             Ok(name) => name,
             Err(status) => return self.refuse_change(dir, status).await,
         };
+        let is_new = |(made, _): &(Made, _)| matches!(made, Made::New(_));
         let job = move |directory: &Inode| {
             let make = || create_file(directory, &name, mode);
-            match mode {
-                CreateMode::Guarded(_) => directory.make_undelegated(make, Made::new_handle),
+            let done = match mode {
+                CreateMode::Guarded(_) => directory.make_undelegated(make, Made::new_handle)?,
                 // A retry takes what was made.
-                CreateMode::Unchecked(_) | CreateMode::Exclusive(..) => Ok((make()?, None)),
+                CreateMode::Unchecked(_) | CreateMode::Exclusive(..) => (make()?, None),
+            };
+            if !is_new(&done) {
+                directory.note_earlier_changes();
             }
+            Ok(done)
         };
-        let is_new = |(made, _): &(Made, _)| matches!(made, Made::New(_));
         let answer = self.change_directory(caller, dir, job, is_new).await;
         let (directory, (made, undelegated)) = match answer.result {
             Ok(done) => done,
@@ -141,6 +145,7 @@ impl Vfs {
     async fn keep_new(&self, directory: &Inode, new: New, sync: bool) -> Result<Found, Status> {
         let file = self.keep(directory, &new.found, new.fd).await;
         if new.changed_since {
+            file.note_change();
             // No flush of it had failed when it was made.
             self.settle(&file, sync, 0).await?;
         }
