@@ -100,7 +100,9 @@ pub use descriptor_path::path_of;
 pub use descriptor_table::{raise_open_file_limit, reserve_descriptors};
 pub use direct::{Route, Segment, SegmentsWritten, dio_align, read_direct, write_segments};
 pub use dontcache_probe::{DontCacheVerdict, dontcache_writes_pay};
-pub use engine::{ClientId, Device, DeviceNumber, Engine, EngineConfig, Holder, LaneKind, Share};
+pub use engine::{
+    ClientId, Device, DeviceNumber, Engine, EngineConfig, Holder, LaneKind, Share, rouse_owed,
+};
 pub use file_size_limit::survive_file_size_limit;
 pub use fronts::Fronts;
 pub use identity::{Identity, can_assume_users};

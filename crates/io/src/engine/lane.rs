@@ -23,7 +23,7 @@ use client_queue::{ClientQueue, Work};
 use noted::Noted;
 pub(super) use noted::{Destination, note_wait, noting};
 use owed::owing;
-pub(crate) use owed::rouse as rouse_owed;
+pub use owed::rouse as rouse_owed;
 use task::{LaneTask, Progress};
 
 type Job = Box<dyn FnOnce() + Send>;

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use crate::identity::{self, Identity};
 pub use crate::per_device::DeviceNumber;
 pub use lane::LaneKind;
-pub(crate) use lane::rouse_owed;
+pub use lane::rouse_owed;
 use lane::{Destination, Rank};
 pub use share::{Device, Holder, Share};
 use share::{Devices, Lanes};

@@ -162,14 +162,15 @@ impl Vfs {
         };
         let flags = if is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         let by = NameChanger::of(caller);
-        let job = move |directory: &Inode| {
-            let victim = open_if_there(directory, &name)?;
-            let _change = by.begin_removal(directory, victim.as_ref(), is_directory)?;
+        let job = move |directory: &Inode, removed: &mut Removed| {
+            removed.0 = open_if_there(directory, &name)?;
+            let victim = removed.0.as_ref();
+            let _change = by.begin_removal(directory, victim, is_directory)?;
             match rustix::fs::unlinkat(directory.fd(), &name, flags) {
-                Ok(()) => Ok(victim.and_then(|fd| last_link_gone(directory, &name, &fd))),
+                Ok(()) => Ok(victim.and_then(|fd| last_link_gone(directory, &name, fd))),
                 // POSIX permits EPERM for unlink() of a directory; Linux returns EISDIR, others
                 // differ.
-                Err(Errno::PERM) if is_a_directory(victim.as_ref()) && !is_directory => {
+                Err(Errno::PERM) if is_a_directory(victim) && !is_directory => {
                     Err(Status::IsDirectory)
                 }
                 Err(errno) => Err(errno.into()),
@@ -235,10 +236,13 @@ impl Vfs {
         let (from_guard, to_guard) = lock_both(&from.lock, &to.lock).await;
         let by = NameChanger::of(caller);
         let job = move || {
+            let mut replaced = Removed::default();
             let from_change = begin_directory(from_guard, &from)?;
             let to_change = to_guard.map(|guard| begin_directory(guard, &to)).transpose()?;
             let result = match &*names {
-                Ok((from_name, to_name)) => rename_child((&from, from_name), (&to, to_name), &by),
+                Ok((from_name, to_name)) => {
+                    rename_child((&from, from_name), (&to, to_name), &by, &mut replaced)
+                }
                 Err(status) => Err(*status),
             };
             let result = unless_descriptors_lack(result)?;
@@ -274,7 +278,7 @@ impl Vfs {
             name => name,
         };
         let (linked, by) = (Arc::clone(&file), NameChanger::of(caller));
-        let job = move |directory: &Inode| {
+        let job = move |directory: &Inode, _: &mut Removed| {
             let name = name.as_deref().map_err(|status| *status)?;
             let _change = by.begin_link(directory, &linked, name)?;
             // linkat() of a descriptor needs a privilege; the magic link does not, and the kernel
@@ -303,7 +307,7 @@ impl Vfs {
         &self,
         caller: &Caller,
         dir: &Object,
-        job: impl Fn(&Inode) -> Result<T, Status> + Send + Sync + 'static,
+        job: impl Fn(&Inode, &mut Removed) -> Result<T, Status> + Send + Sync + 'static,
         has_changed: impl Fn(&T) -> bool + Copy + Send + 'static,
     ) -> Answer<Wcc, (Arc<Inode>, T)> {
         let directory = match self.hold(dir).await {
@@ -323,8 +327,10 @@ impl Vfs {
                 self.engine.ask_for_metadata_thread().await;
                 let guard = opened.lock.exclusive().await;
                 let job = move || {
+                    let mut removed = Removed::default();
                     let change = begin_directory(guard, &opened)?;
-                    let result = unless_descriptors_lack(allowed.and_then(|()| job(&opened)))?;
+                    let result = allowed.and_then(|()| job(&opened, &mut removed));
+                    let result = unless_descriptors_lack(result)?;
                     let wcc = if result.as_ref().is_ok_and(has_changed) {
                         end_changed(change, &opened)
                     } else {
@@ -379,6 +385,32 @@ impl Vfs {
         }
         file
     }
+}
+
+/// A descriptor of the object that a change of names takes a name from. A variable that is declared
+/// before the [`Change`], so that it is closed after the lock is released: the last close of an
+/// object without a name frees its blocks, which may take seconds.
+#[derive(Default)]
+struct Removed(Option<OwnedFd>);
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        if self.0.as_ref().is_some_and(|fd| !closes_at_once(fd)) {
+            // The task that was given the lock does not wait for this thread.
+            io::rouse_owed();
+        }
+    }
+}
+
+/// Whether closing an object that has lost a name is known to free little or nothing, so that it
+/// takes no longer than waking another thread.
+fn closes_at_once(fd: &OwnedFd) -> bool {
+    const LITTLE_BYTES: u64 = 1 << 20;
+    let has_blocks = [FileType::RegularFile, FileType::Directory, FileType::Symlink];
+    let now = super::attributes_of_linked_or_not(fd);
+    now.is_ok_and(|now| {
+        has_blocks.contains(&now.file_type) && (now.nlink > 0 || now.used < LITTLE_BYTES)
+    })
 }
 
 /// The descriptors that an operation leaves behind.
@@ -450,18 +482,20 @@ fn rename_child(
     (from, from_name): (&Inode, &CStr),
     (to, to_name): (&Inode, &CStr),
     by: &NameChanger,
+    replaced: &mut Removed,
 ) -> Result<Option<InodeKey>, Status> {
-    let target = open_if_there(to, to_name)?;
+    replaced.0 = open_if_there(to, to_name)?;
+    let target = replaced.0.as_ref();
     let moved = unless_descriptors_lack(open_entry(from, from_name))?;
     let moved = moved.as_ref().map_err(|status| *status);
-    let _changes = by.begin_rename((from, moved), (to, target.as_ref()))?;
+    let _changes = by.begin_rename((from, moved), (to, target))?;
     rustix::fs::renameat(from.fd(), from_name, to.fd(), to_name)?;
-    let replaced = target.and_then(|fd| last_link_gone(to, to_name, &fd));
+    let gone = target.and_then(|fd| last_link_gone(to, to_name, fd));
     if let Ok(moved) = moved {
         let (before, after) = ((*from.handle(), from_name), (*to.handle(), to_name));
         to.root().note_renamed(before, after, moved.as_fd());
     }
-    Ok(replaced)
+    Ok(gone)
 }
 
 /// Attributes for a reply, which can do without; not that of an object that is gone.
@@ -500,4 +534,75 @@ fn last_link_gone(directory: &Inode, name: &CStr, fd: &OwnedFd) -> Option<InodeK
 
 fn is_a_directory(fd: Option<&OwnedFd>) -> bool {
     fd.is_some_and(|fd| attributes_of(fd).is_ok_and(|attributes| attributes.is_directory()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use rustix::net::sockopt::set_socket_linger;
+
+    use super::*;
+    use crate::test_server::directory;
+    use crate::vfs::readable::{object, open, root_caller, serve};
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// A descriptor whose close waits until the other one is closed.
+    fn closes_slowly() -> (OwnedFd, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut slow = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (peer, _) = listener.accept().unwrap();
+        slow.set_nonblocking(true).unwrap();
+        while slow.write(&[0; 1 << 16]).is_ok() {}
+        set_socket_linger(&slow, Some(PATIENCE)).unwrap();
+        (slow.into(), peer)
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn removed_object_is_freed_when_its_directory_is_not_locked() {
+        let dir = directory();
+        let server = serve(dir.path()).await;
+        let inode = open(&server, &dir.path().join("export")).await;
+        let parent = object(&server, &inode);
+        let (slow, peer) = closes_slowly();
+        let (removed, ended) = (Arc::new(Mutex::new(Some(slow))), Arc::new(AtomicUsize::new(0)));
+        let lock = inode.lock.exclusive().await;
+        let vfs = &server.service().vfs;
+        let share = io::Share::new(&vfs.engine.device(parent.root().device()), 1);
+        for _ in 0..2 {
+            let (removed, ended) = (Arc::clone(&removed), Arc::clone(&ended));
+            let (service, parent) = (Arc::clone(server.service()), parent.clone());
+            let change = async move {
+                let job = move |_: &Inode, of_job: &mut Removed| {
+                    of_job.0 = removed.lock().unwrap().take();
+                    Ok(())
+                };
+                let caller = root_caller();
+                let change = service.vfs.change_directory(&caller, &parent, job, |()| true);
+                assert_eq!(change.await.result.map(drop), Ok(()));
+                ended.fetch_add(1, Ordering::SeqCst);
+            };
+            share.begin_metadata(change).await;
+        }
+        // Both wait for the lock, most likely: one is given it by the other, which has the object.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        drop(lock);
+        eventually(|| ended.load(Ordering::SeqCst) == 1).await;
+        assert_eq!(inode.changes(), 2, "the reply to the first waits");
+        drop(peer);
+        eventually(|| ended.load(Ordering::SeqCst) == 2).await;
+    }
+
+    async fn eventually(holds: impl Fn() -> bool) {
+        let wait = async {
+            while !holds() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE / 2, wait).await.expect("it does not come");
+    }
 }

@@ -35,8 +35,9 @@ pub(super) fn takes_next(lane: &Arc<Shared>) -> bool {
     MAY_OWE.get() && OWES.replace(Some(Arc::clone(lane))).is_none()
 }
 
-/// Has another thread take the task that this one would take next: it is about to wait.
-pub(crate) fn rouse() {
+/// Has another thread take the task that this one would take next: for a job that is about to wait,
+/// and has woken tasks.
+pub fn rouse() {
     if let Some(lane) = OWES.take() {
         lane.rouse();
     }

@@ -13,7 +13,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, getxattr_query, linkat, o
 use rustix::io::Errno;
 
 use super::opening::{find_child, open_child};
-use super::{Opened, new_component};
+use super::{Opened, Removed, new_component};
 use crate::fs::proc_path;
 use crate::inode_cache::{Inode, NameChange};
 use crate::vfs::attr::{Applied, apply, set_owner};
@@ -76,7 +76,7 @@ impl Vfs {
             Err(status) => return self.refuse_change(dir, status).await,
         };
         let is_new = |(made, _): &(Made, _)| matches!(made, Made::New(_));
-        let job = move |directory: &Inode| {
+        let job = move |directory: &Inode, _: &mut Removed| {
             let make = || create_file(directory, &name, mode);
             let done = match mode {
                 CreateMode::Guarded(_) => directory.make_undelegated(make, Made::new_handle)?,
@@ -131,7 +131,8 @@ impl Vfs {
             Ok(name) => name,
             Err(status) => return self.refuse_change(dir, status).await,
         };
-        let job = move |directory: &Inode| make_child(directory, &name, &kind, change);
+        let job =
+            move |directory: &Inode, _: &mut Removed| make_child(directory, &name, &kind, change);
         let answer = self.change_directory(caller, dir, job, |_| true).await;
         let result = match answer.result {
             Ok((directory, new)) => self.keep_new(&directory, new, dir.sync).await,
