@@ -262,6 +262,8 @@ fn create_unnamed(
     Ok(Exclusive::Made(New { changed_since: true, ..named }))
 }
 
+/// Makes a file that was created under a name the client's own. A local program may have taken the
+/// name from it: `Stale` would mean the directory.
 fn adopt_new_file(
     directory: &Inode,
     name: &CStr,
@@ -269,14 +271,14 @@ fn adopt_new_file(
     change: &AttributeChange,
 ) -> Result<New, Status> {
     let finish = || {
-        let made = attributes_of(&writer)?;
+        let made = attributes_of_linked_or_not(&writer)?;
         let rest = left_to_set(change, &made);
         // It stays when the one for writing is closed.
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let base = openat(CWD, proc_path(writer.as_fd()), flags, Mode::empty())?;
         let handle = directory.root().identify_child(directory.handle(), name, writer.as_fd())?;
         let changed_since = set_rest(writer.as_fd(), &rest)?;
-        let attributes = if changed_since { attributes_of(&writer)? } else { made };
+        let attributes = if changed_since { attributes_of_linked_or_not(&writer)? } else { made };
         Ok((Found::new(directory, handle, attributes), base, changed_since))
     };
     match finish() {
@@ -394,7 +396,7 @@ fn make_child(
     };
     let set = set_rest(fd.as_fd(), &rest).and_then(|changed_since| {
         if changed_since {
-            found = Found::new(directory, found.handle, attributes_of(&fd)?);
+            found = Found::new(directory, found.handle, attributes_of_linked_or_not(&fd)?);
         }
         Ok(changed_since)
     });
@@ -480,5 +482,23 @@ mod tests {
         let opened = Opened { base, writer: Some(writer) };
         let kept = server.service().vfs.keep(&directory, &found, opened).await;
         assert!(Arc::ptr_eq(&kept, &file) && file.is_writable());
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn file_that_a_local_program_removes_while_it_is_created_is_not_stale() {
+        let dir = tempfile::tempdir().unwrap();
+        let export = dir.path().join("export");
+        std::fs::create_dir(&export).unwrap();
+        let server = serve(dir.path()).await;
+        let directory = open(&server, &export).await;
+        let path = export.join("f");
+        for change in [SetTime::Keep, SetTime::Now] {
+            let change = AttributeChange { mtime: change, ..AttributeChange::default() };
+            let created =
+                std::fs::File::options().read(true).write(true).create_new(true).open(&path);
+            std::fs::remove_file(&path).unwrap();
+            let new = adopt_new_file(&directory, c"f", created.unwrap().into(), &change).unwrap();
+            assert_eq!(new.found.attributes.nlink, 0);
+        }
     }
 }
