@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
 
 use super::access::may_be_owner;
+use super::retry::Takes;
 use super::{Answer, Attributes, Caller, LiveAttributes, Object, Status, Timestamp, Vfs, Wcc};
 use crate::counters::CallKind;
 use crate::fs::proc_path;
@@ -178,12 +179,14 @@ impl Vfs {
         if forbids_opening {
             self.keep_writable(&file, has_writer).await;
         }
+        let given = self.give(caller, object, &file, &begun, &change).await;
         let changed = Arc::clone(&file);
         let cut = Applied { size: change.size.is_some(), ..Applied::default() };
         let job = move || {
             begun.system_calls().note();
             let mut applied = cut;
-            let result = apply(changed.fd(), &change, &mut applied);
+            let rest = AttributeChange { uid: None, gid: None, ..change };
+            let result = given.and_then(|()| apply(changed.fd(), &rest, &mut applied));
             let wcc = end(begun, &changed, applied.mtime(&change));
             Ok(((wcc, applied), result))
         };
@@ -199,6 +202,33 @@ impl Vfs {
             None => Ok(()),
         };
         Answer { attributes, result: settled.and(result) }
+    }
+
+    /// Sets owner and group as a part of `change`; again if space is lacking, in the quota of the
+    /// new ones perhaps, and there is some after all.
+    async fn give(
+        &self,
+        caller: &Caller,
+        object: &Object,
+        file: &Arc<Inode>,
+        begun: &Change,
+        change: &AttributeChange,
+    ) -> Result<(), Status> {
+        let (uid, gid) = (change.uid, change.gid);
+        if uid.is_none() && gid.is_none() {
+            return Ok(());
+        }
+        let attempt = || {
+            let (file, calls) = (Arc::clone(file), begun.system_calls());
+            self.in_metadata_lane(caller.identity.clone(), move || {
+                calls.note();
+                set_owner(file.fd(), uid, gid)?;
+                // The rest may not be carried out.
+                file.note_change();
+                Ok(())
+            })
+        };
+        Box::pin(self.with_space(object, Takes::InodeSpace, attempt)).await
     }
 
     /// Checks a SETATTR that would wait for others, by the attributes now.

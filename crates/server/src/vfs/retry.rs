@@ -48,11 +48,12 @@ impl Vfs {
         let mut since = Instant::now();
         let mut done = attempt().await;
         let key = InodeKey::new(object.root(), *object.handle());
-        for source in SpaceSource::IN_ORDER {
+        for &source in takes.sources() {
             let Some(status) = done.status().filter(|status| status.lacks_space()) else { break };
             let bytes_min = match takes {
                 Takes::Bytes(bytes) => bytes,
                 Takes::BlocksOf(range) => self.bytes_to_fill(object, range).await,
+                Takes::InodeSpace => 0,
             };
             let lack = Lack { status, since };
             if self.free_space((source, lack), (object.root(), key), bytes_min).await {
@@ -168,11 +169,21 @@ pub(super) enum Takes {
     Bytes(u64),
     /// Blocks for all of a range of the file.
     BlocksOf(ByteRange),
+    /// Space of an inode, which may be used up on an empty disk: no client loses its state for it.
+    InodeSpace,
 }
 
 impl Takes {
     /// A change that writes no data takes a few blocks.
     pub(super) const SOME_BLOCKS: Self = Self::Bytes(16 << 10);
+
+    /// The files whose space it gets.
+    fn sources(self) -> &'static [SpaceSource] {
+        match self {
+            Self::Bytes(_) | Self::BlocksOf(_) => &SpaceSource::IN_ORDER,
+            Self::InodeSpace => &[SpaceSource::Unused],
+        }
+    }
 }
 
 /// The want of space of an attempt.
@@ -180,7 +191,7 @@ impl Takes {
 pub(super) struct Lack {
     /// That of the attempt.
     pub(super) status: Status,
-    /// What came free since then may be enough: when the attempt began, or has just failed.
+    /// When the attempt began, or had just failed: space that came free since then may be enough.
     pub(super) since: Instant,
 }
 

@@ -12,6 +12,7 @@ use rustix::fs::{Access, XattrFlags, getxattr, getxattr_query, listxattr, remove
 use rustix::io::Errno;
 use siphasher::sip::SipHasher13;
 
+use super::retry::Takes;
 use super::{Answer, Caller, Object, Status, Vfs, Wcc};
 use crate::fs::proc_path;
 use crate::inode_cache::{Changing, Inode, kernel_allows};
@@ -155,12 +156,34 @@ impl Vfs {
         caller: &Caller,
         object: &Object,
         (name, how): (&[u8], SetXattr),
-        change: impl FnOnce(BorrowedFd<'_>, &CString) -> rustix::io::Result<()> + Send + 'static,
+        change: impl Fn(BorrowedFd<'_>, &CString) -> rustix::io::Result<()> + Send + Sync + 'static,
     ) -> Answer<Wcc, ()> {
         let name = match caller.may_change().and_then(|()| qualified(name)) {
             Ok(name) => name,
             Err(status) => return Answer::refused(status),
         };
+        let change = Arc::new(change);
+        let attempt = || {
+            let (name, change) = (name.clone(), Arc::clone(&change));
+            self.change_xattr_once(caller, object, (name, how), move |fd, name| change(fd, name))
+        };
+        let Answer { attributes, result } =
+            self.with_space(object, Takes::InodeSpace, attempt).await;
+        let result = match result {
+            Ok((file, failures)) => self.settle(&file, object.sync, failures).await,
+            Err(status) => Err(status),
+        };
+        Answer { attributes, result }
+    }
+
+    /// An attempt: the object that was changed, and the number of its failed flushes before.
+    async fn change_xattr_once(
+        &self,
+        caller: &Caller,
+        object: &Object,
+        (name, how): (CString, SetXattr),
+        change: impl FnOnce(BorrowedFd<'_>, &CString) -> rustix::io::Result<()> + Send + 'static,
+    ) -> Answer<Wcc, (Arc<Inode>, u64)> {
         let what = (Changing::Attributes, Lengths::KEPT);
         let asked = name.clone();
         let check = |file: Arc<Inode>, _| async move {
@@ -193,11 +216,7 @@ impl Vfs {
             Ok(done) => done,
             Err(status) => return Answer::refused(status),
         };
-        let result = match result {
-            Ok(()) => self.settle(&file, object.sync, failures).await,
-            Err(status) => Err(status),
-        };
-        Answer { attributes, result }
+        Answer { attributes, result: result.map(|()| (file, failures)) }
     }
 }
 

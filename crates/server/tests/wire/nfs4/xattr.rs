@@ -1,6 +1,8 @@
 //! Extended attributes, and the other attributes of version 4.2.
 
+use std::fs::File;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
 
 use proto::nfs4::*;
 use proto::xdr::{Decode, Encode, Writer};
@@ -8,7 +10,7 @@ use rustix::fs::{XattrFlags, getxattr, setxattr};
 
 use super::client::{ALL_VERSIONS, Operations, Results, Session, open_args};
 use crate::client::Ids;
-use crate::fixture::{Fixture, is_root, set_mode};
+use crate::fixture::{Fixture, Mounted, is_root, set_mode};
 use crate::skip::skip_in_ci_too;
 
 /// A client with a file.
@@ -20,7 +22,10 @@ struct Bed {
 
 impl Bed {
     fn new() -> Self {
-        let fixture = Fixture::with(ALL_VERSIONS);
+        Self::of(Fixture::with(ALL_VERSIONS))
+    }
+
+    fn of(fixture: Fixture) -> Self {
         let mut session = Session::of(&fixture, b"client", 2);
         let export = session.export();
         let (file, _) = session.open(export, b"file");
@@ -74,6 +79,25 @@ impl Bed {
 
 fn decoded(encoded: &[u8]) -> Attributes<'_> {
     Attributes::decode(&mut proto::xdr::Reader::new(encoded)).unwrap()
+}
+
+/// On tmpfs an attribute takes the space of inodes.
+#[test]
+fn attribute_that_lacks_space_gets_that_of_a_deleted_file() {
+    let over = |dir: &Path| Mounted::tmpfs_of_inodes(&dir.join("export"), 16);
+    let Some((fixture, _mount)) = Fixture::over(ALL_VERSIONS, over) else { return };
+    let mut bed = Bed::of(fixture);
+    if bed.set(SetxattrOption::Create, b"small", b"").map(drop) == Err(Status::Notsupp) {
+        return skip_in_ci_too("no extended attributes on tmpfs");
+    }
+    // The server opens a file, and keeps it open when another program deletes it.
+    let (export, path) = (bed.session.export(), bed.fixture.exported("deleted"));
+    std::fs::write(&path, "").unwrap();
+    bed.session.ok(&Operations::new().at(export).lookup(b"deleted"));
+    std::fs::remove_file(&path).unwrap();
+    let create = |number: u32| File::create_new(bed.fixture.exported(&format!("filler {number}")));
+    assert!((0..).any(|number| create(number).is_err()));
+    assert_eq!(bed.set(SetxattrOption::Create, b"a", &[7; 1500]).map(drop), Ok(()));
 }
 
 #[test]
