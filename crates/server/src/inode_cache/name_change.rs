@@ -11,7 +11,7 @@ use io::KernelHandle;
 use super::Inode;
 use super::delegation_gate::{Changing, Creations, Holder, Holders};
 use super::state::{InodeState, InodeStates};
-use crate::fs::Status;
+use crate::fs::{Status, attributes_of_linked_or_not};
 
 /// A change of an object's names at work, or an object that its maker is still to open. No client
 /// gets a delegation of it meanwhile.
@@ -180,10 +180,13 @@ impl Inode {
             return Ok(any);
         }
         let handle = self.root.identify(object.as_fd())?;
-        match self.state.other(&handle) {
-            Some(state) => state.begin_name_change(self.holder(client), check),
-            None => Ok(any),
-        }
+        let state = match self.state.other(&handle) {
+            Some(state) => state,
+            // Only regular files are delegated, and the others are not held off any longer.
+            None if attributes_of_linked_or_not(object)?.is_regular() => self.state.of_file(handle),
+            None => return Ok(any),
+        };
+        state.begin_name_change(self.holder(client), check)
     }
 }
 

@@ -139,3 +139,38 @@ fn are_links_protected() -> bool {
 
 /// The mode bit by which only owners take names from a directory.
 const STICKY: u32 = 0o1000;
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::Mode;
+
+    use super::*;
+    use crate::fs::PATH_ONLY;
+    use crate::inode_cache::Holders;
+    use crate::test_server::directory;
+    use crate::vfs::readable::{open, serve};
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn removal_of_a_file_that_is_not_open_holds_off_no_other_file() {
+        let dir = directory();
+        let export = dir.path().join("export");
+        for name in ["delegated", "other", "removed"] {
+            fs::write(export.join(name), name).unwrap();
+        }
+        let server = serve(dir.path()).await;
+        let parent = open(&server, &export).await;
+        let delegated = open(&server, &export.join("delegated")).await;
+        let other = open(&server, &export.join("other")).await;
+        delegated.set_holders(Holders::Several);
+        let path = export.join("removed");
+        let victim = rustix::fs::open(&path, PATH_ONLY, Mode::empty()).unwrap();
+        let by = NameChanger { client: None, identity: Identity::Server };
+        let removal = by.begin_removal(&parent, Some(&victim), false).unwrap();
+        assert!(!other.has_name_changes());
+        let removed = open(&server, &path).await;
+        assert!(removed.has_name_changes(), "it is opened meanwhile");
+        drop(removal);
+        assert!(!removed.has_name_changes());
+        delegated.set_holders(Holders::None);
+    }
+}
