@@ -153,14 +153,15 @@ impl Inode {
     /// was not sent yet.
     #[must_use]
     pub fn attributes(&self) -> Attributes {
-        let attributes = *self.known().attributes.latest();
-        self.with_written(attributes)
+        let end = self.written_end();
+        with_written(*self.known().attributes.latest(), end)
     }
 
     /// The attributes, unless they have expired.
     pub(crate) fn fresh_attributes(&self) -> Option<Attributes> {
+        let end = self.written_end();
         let attributes = *self.known().attributes.fresh(Instant::now())?;
-        Some(self.with_written(attributes))
+        Some(with_written(attributes, end))
     }
 
     /// Time until the attributes expire.
@@ -169,9 +170,10 @@ impl Inode {
         self.known().attributes.fresh_for(Instant::now())
     }
 
-    fn with_written(&self, attributes: Attributes) -> Attributes {
-        let end = self.file().ok().and_then(|file| file.written.end());
-        Attributes { size: attributes.size.max(end.unwrap_or(0)), ..attributes }
+    /// The end of the written data that is not committed. Read before the attributes that it is
+    /// added to: a WRITE that ends between the two leaves its end in these.
+    fn written_end(&self) -> u64 {
+        self.file().ok().and_then(|file| file.written.end()).unwrap_or(0)
     }
 
     /// Makes the attributes expire.
@@ -570,6 +572,11 @@ impl fmt::Debug for Inode {
             .field("handle", &self.handle)
             .finish_non_exhaustive()
     }
+}
+
+/// Attributes with a size that includes written data up to `end`.
+fn with_written(attributes: Attributes, end: u64) -> Attributes {
+    Attributes { size: attributes.size.max(end), ..attributes }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

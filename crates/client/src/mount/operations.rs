@@ -424,11 +424,14 @@ impl Node {
     fn attributes_for_reply(&self, nlink_min: u32) -> (Attributes, Duration) {
         // Under the lock, so that a later OPEN with newer attributes finds these and replaces them.
         let mut view = self.view();
+        // First, too: the attributes may be those from before a WRITE that has ended since.
+        let was_clean = is_clean(&self.inode);
         let known = self.inode.attributes();
         let nlink = known.nlink.max(view.nlink_min());
         let shown = Attributes { nlink: nlink.max(nlink_min), ..known };
         let is_exact = shown.nlink == known.nlink;
-        let ttl = if is_exact { attributes_ttl(&self.inode, &known) } else { Duration::ZERO };
+        let is_final = is_exact && was_clean;
+        let ttl = if is_final { attributes_ttl(&self.inode, &known) } else { Duration::ZERO };
         // `nlink_min` is from before a removal that the kernel subtracts, if it is the larger.
         view.learn(&Attributes { nlink, ..known }, ttl, Instant::now());
         (shown, ttl)
@@ -502,11 +505,14 @@ impl Node {
 /// file on this mount, the server clears them, and execve(2) must not use the kernel's. A write by
 /// another client is seen when the attributes expire, as with all files, or by OPEN.
 fn attributes_ttl(inode: &Inode, known: &Attributes) -> Duration {
-    let changes = || is_shared(inode) || known.mode & SET_ID_BITS != 0;
-    match inode.written() {
-        Ok(written) if changes() || !written.is_clean() => Duration::ZERO,
-        _ => inode.attributes_ttl(),
-    }
+    let is_file = inode.file_type() == FileType::Regular;
+    let changes = || is_shared(inode) || known.mode & SET_ID_BITS != 0 || !is_clean(inode);
+    if is_file && changes() { Duration::ZERO } else { inode.attributes_ttl() }
+}
+
+/// Whether the file has no written data that is not committed.
+fn is_clean(inode: &Inode) -> bool {
+    inode.written().map_or(true, |written| written.is_clean())
 }
 
 /// Whether the file runs as its owner or group.
