@@ -162,12 +162,14 @@ impl Vfs {
         };
         let flags = if is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         let by = NameChanger::of(caller);
-        let job = move |directory: &Inode, removed: &mut Removed| {
-            removed.0 = open_if_there(directory, &name)?;
-            let victim = removed.0.as_ref();
+        let job = move |directory: &Inode, Removed { object, frees_much }: &mut Removed| {
+            *object = open_if_there(directory, &name)?;
+            let victim = object.as_ref();
             let _change = by.begin_removal(directory, victim, is_directory)?;
             match rustix::fs::unlinkat(directory.fd(), &name, flags) {
-                Ok(()) => Ok(victim.and_then(|fd| last_link_gone(directory, &name, fd))),
+                Ok(()) => {
+                    Ok(victim.and_then(|fd| last_link_gone(directory, &name, fd, frees_much)))
+                }
                 // POSIX permits EPERM for unlink() of a directory; Linux returns EISDIR, others
                 // differ.
                 Err(Errno::PERM) if is_a_directory(victim) && !is_directory => {
@@ -391,26 +393,22 @@ impl Vfs {
 /// before the [`Change`], so that it is closed after the lock is released: the last close of an
 /// object without a name frees its blocks, which may take seconds.
 #[derive(Default)]
-struct Removed(Option<OwnedFd>);
+struct Removed {
+    object: Option<OwnedFd>,
+    /// Closing it may take longer than waking another thread.
+    frees_much: bool,
+}
+
+/// Fewer bytes of blocks than these are freed soon.
+const MUCH_BYTES: u64 = 1 << 20;
 
 impl Drop for Removed {
     fn drop(&mut self) {
-        if self.0.as_ref().is_some_and(|fd| !closes_at_once(fd)) {
+        if self.frees_much {
             // The task that was given the lock does not wait for this thread.
             io::rouse_owed();
         }
     }
-}
-
-/// Whether closing an object that has lost a name is known to free little or nothing, so that it
-/// takes no longer than waking another thread.
-fn closes_at_once(fd: &OwnedFd) -> bool {
-    const LITTLE_BYTES: u64 = 1 << 20;
-    let has_blocks = [FileType::RegularFile, FileType::Directory, FileType::Symlink];
-    let now = super::attributes_of_linked_or_not(fd);
-    now.is_ok_and(|now| {
-        has_blocks.contains(&now.file_type) && (now.nlink > 0 || now.used < LITTLE_BYTES)
-    })
 }
 
 /// The descriptors that an operation leaves behind.
@@ -482,15 +480,15 @@ fn rename_child(
     (from, from_name): (&Inode, &CStr),
     (to, to_name): (&Inode, &CStr),
     by: &NameChanger,
-    replaced: &mut Removed,
+    Removed { object, frees_much }: &mut Removed,
 ) -> Result<Option<InodeKey>, Status> {
-    replaced.0 = open_if_there(to, to_name)?;
-    let target = replaced.0.as_ref();
+    *object = open_if_there(to, to_name)?;
+    let target = object.as_ref();
     let moved = unless_descriptors_lack(open_entry(from, from_name))?;
     let moved = moved.as_ref().map_err(|status| *status);
     let _changes = by.begin_rename((from, moved), (to, target))?;
     rustix::fs::renameat(from.fd(), from_name, to.fd(), to_name)?;
-    let gone = target.and_then(|fd| last_link_gone(to, to_name, fd));
+    let gone = target.and_then(|fd| last_link_gone(to, to_name, fd, frees_much));
     if let Ok(moved) = moved {
         let (before, after) = ((*from.handle(), from_name), (*to.handle(), to_name));
         to.root().note_renamed(before, after, moved.as_fd());
@@ -520,13 +518,19 @@ fn unless_descriptors_lack<T>(result: Result<T, Status>) -> Result<Result<T, Sta
 
 /// The cache key of an object that has lost its last name, `name`, so that its blocks are given
 /// back now. Its place is forgotten; that of one with other names is another.
-fn last_link_gone(directory: &Inode, name: &CStr, fd: &OwnedFd) -> Option<InodeKey> {
+fn last_link_gone(
+    directory: &Inode,
+    name: &CStr,
+    fd: &OwnedFd,
+    frees_much: &mut bool,
+) -> Option<InodeKey> {
     let attributes = super::attributes_of_linked_or_not(fd).ok()?;
     let root = directory.root();
     if attributes.nlink > 0 {
         root.forget_name(directory.handle(), name, fd.as_fd());
         return None;
     }
+    *frees_much = attributes.used >= MUCH_BYTES;
     let handle = root.identify(fd.as_fd()).ok()?;
     root.forget_child(&handle);
     Some(InodeKey::new(root, handle))
@@ -578,7 +582,8 @@ mod tests {
             let (service, parent) = (Arc::clone(server.service()), parent.clone());
             let change = async move {
                 let job = move |_: &Inode, of_job: &mut Removed| {
-                    of_job.0 = removed.lock().unwrap().take();
+                    of_job.object = removed.lock().unwrap().take();
+                    of_job.frees_much = of_job.object.is_some();
                     Ok(())
                 };
                 let caller = root_caller();
