@@ -123,7 +123,7 @@ class Bench:
         for directory in (self.temporary, *directories):
             left += [str(path) for path in pathlib.Path(directory).iterdir()]
         left += sorted(mounts() - self.mounts)
-        left += [str(path) for path in groups(pid)]
+        left += groups(pid)
         if os.geteuid() == 0:
             loops = run("losetup", "--list", "--noheadings", "--output", "NAME,BACK-FILE").stdout
             places = [str(place) for place in (self.temporary, *directories)]
@@ -204,7 +204,14 @@ def mounts():
 
 def groups(pid):
     """The cgroups that process `pid` has made, or that were made for it."""
-    return pathlib.Path("/sys/fs/cgroup").glob(f"**/spillway-bench-{pid}-*")
+    # Unlike glob, os.walk passes over directories that are removed meanwhile.
+    walk = os.walk("/sys/fs/cgroup")
+    return [
+        os.path.join(parent, name)
+        for parent, names, _ in walk
+        for name in names
+        if name.startswith(f"spillway-bench-{pid}-")
+    ]
 
 
 class Device:

@@ -20,7 +20,7 @@ from harness import (
     EXPORT, MIB, Server, Skip, case, check, free_port, main, need, run, run_ok, scratch_dir,
 )  # fmt: skip
 from mount_rig import (
-    OPTIONS, HeldReplies, OpenServer, eventually, mounted, need_fuse,
+    OPTIONS, HeldReplies, OpenServer, eventually, mounted, need_fuse, waits,
 )  # fmt: skip
 from nfs3 import READ, WRITE
 
@@ -897,8 +897,7 @@ def server_that_is_gone_lets_go():
 
 def waits_for_a_page(pid):
     """Whether a thread of the process waits in the kernel for a page that is locked."""
-    states = pathlib.Path(f"/proc/{pid}/task").glob("*/wchan")
-    return any("folio_lock" in state.read_text(encoding="ascii") for state in states)
+    return any("folio_lock" in wait for wait in waits(pid))
 
 
 @case

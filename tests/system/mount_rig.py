@@ -33,10 +33,13 @@ def mounted(directory):
 
 
 def waits(pid):
-    """The threads of a process, each with the function of the kernel in which it waits."""
-    tasks = sorted(pathlib.Path(f"/proc/{pid}/task").iterdir())
-    words = ((task / "comm", task / "wchan") for task in tasks)
-    return ", ".join(" ".join(file.read_text().strip() for file in files) for files in words)
+    """The names of a process's threads, each with the function of the kernel in which it waits."""
+    found = []
+    for task in sorted(pathlib.Path(f"/proc/{pid}/task").iterdir()):
+        # One may end meanwhile.
+        with contextlib.suppress(OSError):
+            found.append(" ".join((task / file).read_text().strip() for file in ("comm", "wchan")))
+    return found
 
 
 def need_fuse():
@@ -107,7 +110,7 @@ class Mount:
             try:
                 status = process.wait(END_SECS_MAX)
             except subprocess.TimeoutExpired:
-                why = f"no exit {END_SECS_MAX} s after umount: {waits(process.pid)}"
+                why = f"no exit {END_SECS_MAX} s after umount: {', '.join(waits(process.pid))}"
                 raise AssertionError(f"{why}, {self.last_words()}") from None
         finally:
             self.tear_down()

@@ -350,10 +350,14 @@ fn the_wait_for_a_thread_that_opens_an_object_is_in_metrics_record_and_event() {
 fn bytes_read_on_network_threads() -> u64 {
     let threads = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
     let read = |thread: std::path::PathBuf| {
-        let name = std::fs::read_to_string(thread.join("comm")).unwrap();
+        // A thread of another kind may end meanwhile.
+        let name = std::fs::read_to_string(thread.join("comm")).ok()?;
+        if !name.starts_with("spillway-net") {
+            return None;
+        }
         let counts = std::fs::read_to_string(thread.join("io")).unwrap();
         let line = counts.lines().find_map(|line| line.strip_prefix("read_bytes: "));
-        name.starts_with("spillway-net").then(|| line.unwrap().parse::<u64>().unwrap())
+        Some(line.unwrap().parse::<u64>().unwrap())
     };
     threads.filter_map(read).sum()
 }
