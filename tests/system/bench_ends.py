@@ -18,6 +18,8 @@ from harness import (
 )  # fmt: skip
 from unprivileged import ORDINARY_UID, reachable_place
 
+# Of a case that starts many runs.
+MANY_RUNS_SECS_MAX = 600
 # What would go on for hours, in measurements of less than a second.
 ENDLESS = {
     "io": (
@@ -60,7 +62,7 @@ def interrupted(experiment, *more):
         end_at_last(process)
 
 
-@case
+@case(secs=MANY_RUNS_SECS_MAX)
 def interrupted_by_the_user():
     for experiment in ENDLESS:
         interrupted(experiment)
@@ -74,7 +76,7 @@ def interrupted_in_a_group_on_a_disk():
     interrupted("io", "--memory-limit", "64MiB", "--scratch", "ext4:64MiB")
 
 
-@case
+@case(secs=MANY_RUNS_SECS_MAX)
 def interrupted_in_a_long_measurement():
     """It does not take the end of what is being written to be heard."""
     bench, directory = Bench(), scratch_dir("files")
@@ -98,7 +100,7 @@ def interrupted_in_a_long_measurement():
             end_at_last(process)
 
 
-@case
+@case(secs=MANY_RUNS_SECS_MAX)
 def killed():
     """SIGKILL: what was started and mounted ends all the same."""
     bench, directory = Bench(), scratch_dir("files")
@@ -166,7 +168,7 @@ def dies_under(experiment, *more, program=""):
         end_at_last(process)
 
 
-@case
+@case(secs=MANY_RUNS_SECS_MAX)
 def server_dies():
     """A server that is killed under a load ends the run, which reports it."""
     for experiment in ("io", "threads", "names", "readdir", "writeback"):
@@ -174,7 +176,7 @@ def server_dies():
     dies_under("clients", program=f"{Server.binary} cp ")
 
 
-@case
+@case(secs=MANY_RUNS_SECS_MAX)
 def server_dies_under_programs_of_others():
     """They try again for ever."""
     need("fio", "nfs-cp")
@@ -239,7 +241,7 @@ def one_of_two_given_servers_is_full():
         run_ok("umount", small)
 
 
-@case
+@case(secs=MANY_RUNS_SECS_MAX)
 def one_of_two_given_servers_dies():
     """What was made on the other one is removed all the same."""
     for experiment, name in (("io", "first"), ("threads", "first"), ("threads", "second")):
@@ -263,7 +265,7 @@ def one_of_two_given_servers_dies():
                     server.stop()
 
 
-@case
+@case(secs=MANY_RUNS_SECS_MAX)
 def asked_for_what_cannot_be():
     """One sentence each: 2 for what is wrong in itself, 1 for what turns out to be."""
     bench, directory = Bench(), scratch_dir("files")

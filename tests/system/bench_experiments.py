@@ -8,6 +8,7 @@ from bench_rig import (
     operations, quick_directory, served_disk, verdicts,
 )  # fmt: skip
 from harness import MIB, Server, case, check, loop_file_system, main, need, run_ok, scratch_dir
+from mount_rig import quick_dir
 
 DELAY_MS = 20
 SLOW_NETWORK = ("--net-delay", f"{DELAY_MS}ms")
@@ -295,7 +296,7 @@ def uncached_slowed():
     """A file system that waits for the disk at every write."""
     bench = Bench()
     tiny = ("--files", 1, "--block", "4KiB", "--size", "1MiB", "--modes", "cached,window")
-    with loop_file_system("ext4", 64 * MIB) as mount:
+    with loop_file_system("ext4", 64 * MIB, quick_dir()) as mount:
         base = bench.run("uncached", mount, *tiny)
         run_ok("mount", "-o", "remount,sync", mount)
         slow = bench.run("uncached", mount, *tiny)

@@ -22,10 +22,11 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target"))
 EXPORT = "/x"
 MIB = 1 << 20
-START_SECS_MAX = 10
-# A server that flushes 256 MiB to a slow disk before it exits still makes this.
-STOP_SECS_MAX = 30
-ANSWER_SECS_MAX = 5
+# The machine may be so busy, and its disk so slow, that all stands still for seconds; only a failure
+# waits so long.
+START_SECS_MAX = 60
+STOP_SECS_MAX = 90
+ANSWER_SECS_MAX = 30
 # They are printed in one piece, and this is the end of it.
 LAST_COUNTER = "suppressed_log_lines"
 # What a case that ran into its deadline has to end by itself, before its mounts are torn down.

@@ -43,7 +43,7 @@ OPERATIONS = {
 }  # fmt: skip
 PATIENCE_SECS = 20
 # A view is drawn within a second or so, on a machine that does other things too.
-VIEW_SECS_MAX = 15
+VIEW_SECS_MAX = 60
 
 
 def operate(*words, secs=60):
@@ -106,6 +106,16 @@ def choices(interval):
     return {name: counters[name] for name in names if name in counters}
 
 
+def reads_of_a_second():
+    """The choices in a second that has begun after this call; a slow disk may pass one without."""
+    deadline = time.monotonic() + VIEW_SECS_MAX
+    while True:
+        done = operate_ok("nfsstat", "1", "2", "--json").splitlines()
+        reads = choices(json.loads(done[1]))
+        if reads or time.monotonic() > deadline:
+            return reads
+
+
 @case
 def a_mode_changes_under_load_from_one_second_to_the_next():
     path = scratch_dir("export")
@@ -118,8 +128,7 @@ def a_mode_changes_under_load_from_one_second_to_the_next():
             ("buffered", "reads_cached_by_mode"),
         ):
             operate_ok("set", EXPORT, f"io_cache_read={mode}")
-            done = operate_ok("nfsstat", "1", "2", "--json").splitlines()
-            reads = choices(json.loads(done[1]))
+            reads = reads_of_a_second()
             if mode == "direct" and set(reads) == {"reads_dontcache"}:
                 continue  # A file system without direct I/O.
             check(set(reads) == {name} and reads[name] > 0, f"{mode}: {reads}")
@@ -429,23 +438,23 @@ def top_fits_80_columns_and_24_rows():
     make_file(path)
     with Server(path) as server, Load(server):
         command = shlex.join([str(Server.binary), "top", "--socket", str(server.state)])
-        tmux("new-session", "-d", "-s", "top", "-x", "80", "-y", "24", f"{command}; sleep 60")
+        tmux("new-session", "-d", "-s", "top", "-x", "80", "-y", "24", f"{command}; sleep 300")
         try:
+            # An interval without a READ shows a dash.
+            phases = r"  ms queue \S+, permission \d+\.\d+, io \d+\.\d+, sync \S+, send \d+\.\d+"
             deadline = time.monotonic() + VIEW_SECS_MAX
             while True:
                 view = tmux("capture-pane", "-p", "-t", "top")
-                if "MiB/s" in view and EXPORT in view and "127.0.0.1" in view:
+                lines = view.rstrip("\n").split("\n")
+                found = [line.rstrip() for line in lines if re.fullmatch(phases, line.rstrip())]
+                # Of the export, and of the client.
+                if "MiB/s" in view and EXPORT in view and "127.0.0.1" in view and len(found) == 2:
                     break
                 check(time.monotonic() < deadline, f"no view:\n{view}")
                 time.sleep(0.2)
-            lines = view.rstrip("\n").split("\n")
             check(len(lines) <= 24 and max(map(len, lines)) <= 80, view)
             for word in ("spillway ", "calls ", "memory ", "window ", "EXPORT", "CLIENT"):
                 check(any(line.startswith(word) for line in lines), f"no {word}:\n{view}")
-            found = [line.rstrip() for line in lines if line.startswith("  ms ")]
-            phases = r"  ms queue \S+, permission \d+\.\d+, io \d+\.\d+, sync \S+, send \d+\.\d+"
-            # Of the export, and of the client.
-            check(len(found) == 2 and all(re.fullmatch(phases, line) for line in found), view)
             tmux("resize-window", "-t", "top", "-x", "60", "-y", "12")
             tmux("send-keys", "-t", "top", "q")
             deadline = time.monotonic() + VIEW_SECS_MAX

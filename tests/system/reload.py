@@ -19,7 +19,7 @@ from harness import (
 
 COPY_BYTES = 128 * MIB
 COPIES = 3
-RELOAD_SECS_MAX = 10
+RELOAD_SECS_MAX = 60
 SECOND_EXPORT = "/second"
 # What a file may be wrong about, and the words of the refusal.
 BAD = (
