@@ -206,6 +206,19 @@ mod tests {
         Arc::new(File::open(path).unwrap().into())
     }
 
+    /// A lease on a file without a writer. A program that another test is starting has all
+    /// descriptors until it is executed, those for writing too.
+    fn taken(leases: &Arc<Leases>, path: &Path, file: u64) -> Lease {
+        let began = Instant::now();
+        loop {
+            if let Some(lease) = leases.take(reader(path), file).unwrap() {
+                return lease;
+            }
+            assert!(began.elapsed() < SOON, "it has no writer");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     fn open_for_writing(path: &Path) -> io::Result<File> {
         OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(path)
     }
@@ -214,8 +227,8 @@ mod tests {
     fn a_local_open_for_writing_waits_until_the_lease_is_given_up() {
         let (leases, breaks) = leases();
         let [file, other] = [file(), file()];
-        let _kept = leases.take(reader(&other), 8).unwrap().expect("it has no writer");
-        let lease = leases.take(reader(&file), 7).unwrap().expect("it has no writer");
+        let _kept = taken(&leases, &other, 8);
+        let lease = taken(&leases, &file, 7);
         File::open(&file).expect("reading breaks nothing");
         assert!(breaks.try_recv().is_err());
         let path = file.to_path_buf();
@@ -237,7 +250,7 @@ mod tests {
         let writer = open_for_writing(&file).unwrap();
         assert!(leases.take(reader(&file), 1).unwrap().is_none());
         drop(writer);
-        let lease = leases.take(reader(&file), 1).unwrap().expect("it has no writer");
+        let lease = taken(&leases, &file, 1);
         let refused = open_for_writing(&file).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(libc::EWOULDBLOCK));
         assert_eq!(breaks.recv_timeout(SOON), Ok(1));
@@ -250,8 +263,8 @@ mod tests {
     fn a_lease_is_watched_though_an_earlier_one_of_the_file_ends_after_it_was_taken() {
         let (leases, breaks) = leases();
         let file = file();
-        let earlier = leases.take(reader(&file), 1).unwrap().expect("it has no writer");
-        let _lease = leases.take(reader(&file), 1).unwrap().expect("it has no writer");
+        let earlier = taken(&leases, &file, 1);
+        let _lease = taken(&leases, &file, 1);
         drop(earlier);
         open_for_writing(&file).unwrap_err();
         assert_eq!(breaks.recv_timeout(SOON), Ok(1));
@@ -261,7 +274,7 @@ mod tests {
     fn changes_of_names_and_attributes_break_nothing() {
         let (leases, _breaks) = leases();
         let file = file();
-        let _lease = leases.take(reader(&file), 1).unwrap().expect("it has no writer");
+        let _lease = taken(&leases, &file, 1);
         fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
         let moved = file.with_extension("moved");
         fs::rename(&file, &moved).unwrap();
@@ -273,7 +286,7 @@ mod tests {
     fn a_lease_ends_with_its_holder_and_the_thread_with_the_table() {
         let (leases, breaks) = leases();
         let file = file();
-        let lease = leases.take(reader(&file), 1).unwrap();
+        let lease = taken(&leases, &file, 1);
         drop((lease, leases));
         open_for_writing(&file).unwrap();
         // The other end is dropped by the thread.

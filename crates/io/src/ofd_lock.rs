@@ -103,6 +103,8 @@ fn control(fd: BorrowedFd<'_>, command: libc::c_int, lock: &mut libc::flock) -> 
 mod tests {
     use std::fs::{File, OpenOptions};
     use std::os::fd::AsFd;
+    use std::thread;
+    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -130,7 +132,12 @@ mod tests {
         assert_eq!(foreign_lock(b.as_fd(), (5, 14), OfdLock::Write).unwrap(), None);
         assert!(!set(&a, (14, 14), OfdLock::Read));
         drop(b);
-        assert!(set(&a, (14, 14), OfdLock::Read));
+        // A program that another test is starting keeps what is closed until it is executed.
+        let began = Instant::now();
+        while !set(&a, (14, 14), OfdLock::Read) {
+            assert!(began.elapsed() < Duration::from_secs(10), "the lock outlives its description");
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 
     #[test]

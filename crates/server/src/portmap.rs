@@ -507,7 +507,7 @@ mod tests {
     async fn assert_is_answered(client: &tokio::net::UdpSocket, what: &str) {
         let mut answer = [0; 100];
         let answering = client.recv(&mut answer);
-        let answered = tokio::time::timeout(Duration::from_secs(5), answering).await;
+        let answered = tokio::time::timeout(Duration::from_secs(20), answering).await;
         let len = answered.unwrap_or_else(|_| panic!("{what}: no answer")).unwrap();
         assert!(answer[..len].ends_with(&u32::from(NFS_PORT).to_be_bytes()), "{what}");
     }

@@ -185,6 +185,8 @@ fn holder(file: &mut File) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::{PermissionsExt, chown};
+    use std::thread;
+    use std::time::{Duration, Instant};
 
     use tempfile::TempDir;
 
@@ -256,7 +258,12 @@ mod tests {
         let holder = format!("is in use by process {};", std::process::id());
         assert!(error.contains(&holder), "{error}");
         drop(first);
-        open(dir.path()).unwrap();
+        // A program that another test is starting keeps what is closed until it is executed.
+        let began = Instant::now();
+        while let Err(error) = open(dir.path()) {
+            assert!(began.elapsed() < Duration::from_secs(10), "{error}");
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 
     #[test]

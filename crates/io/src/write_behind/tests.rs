@@ -91,7 +91,7 @@ fn a_stream_leaves_the_page_cache_whole() {
 
 #[test]
 fn data_leaves_by_itself_and_the_descriptor_with_it() {
-    let age_max = Duration::from_millis(50);
+    let age_max = Duration::from_secs(1);
     let window = WriteBehind::new(WriteBehindConfig { age_max, ..WriteBehindConfig::default() });
     let written = Written::new(&window);
     written.write(range(100, 10_000));

@@ -10,6 +10,7 @@ use proto::nfs3::{CreatedReply, DirOp, MkdirArgs, SetAttributes};
 use proto::oncrpc::{AuthSys, CallHeader, Credential, Gids};
 use proto::xdr::decode_all;
 use rpc::record::{in_fragments, read_blocking};
+use rustix::io::Errno;
 use rustix::net::sockopt::{set_socket_linger, set_socket_reuseaddr};
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 use tempfile::TempDir;
@@ -104,7 +105,13 @@ impl Client {
         set_socket_reuseaddr(&from, true).unwrap();
         bind(&from, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)).unwrap();
         taken();
-        connect(&from, &address).unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        // A program that another test is starting has all descriptors until it is executed: the
+        // old connection ends with the last of them.
+        while let Err(error) = connect(&from, &address) {
+            assert!(error == Errno::ADDRNOTAVAIL && Instant::now() < deadline, "{error}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let stream = TcpStream::from(from);
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         Self(stream)

@@ -365,7 +365,7 @@ mod tests {
         // Opens what is read through.
         busy.clone().run(ahead(&reads[0])).await;
         let releases = block_threads(&busy, LaneKind::Data);
-        let moment = Duration::from_millis(500);
+        let moment = Duration::from_millis(100);
         let own = tokio::time::timeout(moment, busy.run(ahead(&reads[1]))).await;
         if own.is_ok() {
             drop(releases);

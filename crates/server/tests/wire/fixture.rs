@@ -108,7 +108,7 @@ impl Fixture {
                 // its `exec`.
                 Err(error)
                     if format!("{error:?}").starts_with("StateDir(InUse")
-                        && began.elapsed() < Duration::from_secs(2) =>
+                        && began.elapsed() < Duration::from_secs(20) =>
                 {
                     thread::sleep(Duration::from_millis(10));
                 }

@@ -160,7 +160,7 @@ pub(crate) fn settle() {
 
 /// Waits for what happens by itself; whether it did within a time that is far beyond what it takes.
 pub(crate) fn eventually(mut condition: impl FnMut() -> bool) -> bool {
-    let deadline = Instant::now() + Duration::from_secs(15);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !condition() {
         if Instant::now() > deadline {
             return false;

@@ -15,8 +15,9 @@ use crate::local_file::eventually;
 const MIB: u32 = 1 << 20;
 /// Permitted at once.
 const BURST: Duration = Duration::from_millis(50);
-/// Far more than a call takes that does not wait for a limit.
-const SOON: Duration = Duration::from_secs(2);
+/// Far more than a call takes that does not wait for a limit, on a machine that may stand still for
+/// seconds.
+const SOON: Duration = Duration::from_secs(8);
 
 /// An export with these limits.
 fn with_limits(limits: &str) -> String {
@@ -137,9 +138,10 @@ fn two_clients_share_a_limit_equally() {
         (one, other.join().unwrap())
     });
     let ratio = f64::from(one) / f64::from(other);
-    assert!((0.5..=2.0).contains(&ratio), "{one} and {other}");
+    // Seven of eight, were it shared by connections.
+    assert!((0.25..=4.0).contains(&ratio), "{one} and {other}");
     // The READs that the limit permits in 4 s, and one of each connection that is not paid for.
-    assert!((16..=32 + 8).contains(&(one + other)), "{one} and {other}");
+    assert!((6..=32 + 8).contains(&(one + other)), "{one} and {other}");
 }
 
 #[test]
@@ -177,10 +179,13 @@ fn a_wait_for_a_limit_is_counted_once() {
 
 #[test]
 fn a_wait_without_a_call_is_not_counted() {
-    let fixture = Fixture::with(&with_limits("calls_per_sec = 2"));
+    let fixture = Fixture::with(&with_limits("bytes_per_sec = \"64KiB\""));
+    file(&fixture);
     let (mut client, root) = fixture.mounted();
+    let file = client.find(root, "f");
     for calls in 0..3 {
-        client.getattr(root).unwrap();
+        // 3 s at the limit.
+        client.read(file, 0, 3 * 64 * 1024).unwrap();
         // The connection waits already, and no call does.
         thread::sleep(Duration::from_millis(50));
         assert_eq!(fixture.counter(Counter::LimitWaits), calls);
@@ -228,7 +233,7 @@ fn a_call_that_waits_for_a_limit_is_answered_though_its_peer_sends_no_more() {
     send_getattr(&mut client, root);
     client.half_close();
     assert!(client.receive_record().is_some());
-    assert!(start.elapsed() >= SOON, "{:?}", start.elapsed());
+    assert!(start.elapsed() >= Duration::from_secs(2), "{:?}", start.elapsed());
     assert!(client.is_closed_by_server());
 }
 
@@ -261,7 +266,7 @@ fn the_server_stops_while_connections_wait_for_a_limit() {
     send_getattr(&mut client, file);
     let start = Instant::now();
     fixture.stop();
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
 }
 
 #[test]

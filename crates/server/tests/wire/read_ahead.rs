@@ -1,7 +1,7 @@
 //! READs in sequence are answered from what was read ahead, and never with anything that the file
 //! does not hold any more.
 
-use std::os::unix::fs::chown;
+use std::os::unix::fs::{MetadataExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +13,7 @@ use spillway_server::counters::Counter;
 
 use crate::client::{Client, ok, size};
 use crate::fixture::{Fixture, Mounted, in_modes, is_root, run_or_skip, set_mode};
-use crate::local_file::{LocalFile, assert_same, content, settle};
+use crate::local_file::{LocalFile, assert_same, content, eventually, settle};
 use crate::mapping::Mapping;
 use crate::skip::skip_in_ci_too;
 
@@ -430,6 +430,9 @@ fn a_finished_write_is_seen_regardless_of_its_duration() {
     let place = 2 * MIB;
     let input = fixture.path("new");
     std::fs::write(&input, vec![0xee; 1 << 20]).unwrap();
+    let changed =
+        |mode: &str| std::fs::metadata(fixture.exported(mode).join("f")).unwrap().ctime_nsec();
+    let before = MAY_BE_AHEAD.map(changed);
     let write = |mode: &&str| {
         let (input, output) = (input.display(), fixture.exported(mode).join("f"));
         let (input, output) = (format!("if={input}"), format!("of={}", output.display()));
@@ -437,8 +440,11 @@ fn a_finished_write_is_seen_regardless_of_its_duration() {
         Command::new("dd").args([&input, &output]).args(how).spawn().unwrap()
     };
     let writes: Vec<_> = MAY_BE_AHEAD.iter().map(write).collect();
-    // They are at work, and their change times have settled.
-    std::thread::sleep(Duration::from_millis(1500));
+    let have_begun =
+        || MAY_BE_AHEAD.map(changed).iter().zip(&before).all(|(now, then)| now != then);
+    assert!(eventually(have_begun));
+    // Their change times have settled.
+    std::thread::sleep(Duration::from_millis(1100));
     let mut client = fixture.client();
     let opened = MAY_BE_AHEAD.map(|mode| {
         let root = client.mnt(&format!("/{mode}"));

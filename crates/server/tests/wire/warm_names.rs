@@ -263,9 +263,14 @@ fn with_one_metadata_thread() -> Option<(Fixture, Mounted)> {
     Some(over)
 }
 
-/// Calls `work` while the only metadata thread waits until the file system takes changes again.
-fn while_the_metadata_thread_waits(fixture: &Fixture, work: impl FnOnce()) {
+/// Calls `work` until all that it needs is known, and then while the only metadata thread waits
+/// until the file system takes changes again.
+fn while_the_metadata_thread_waits(fixture: &Fixture, mut work: impl FnMut()) {
     let Some(frozen) = Frozen::at(&fixture.exported("")) else { return };
+    // Not before: that may take longer than a right is believed.
+    for _ in 0..2 {
+        work();
+    }
     std::thread::scope(|scope| {
         let stuck = scope.spawn(|| {
             let (mut other, root) = fixture.mounted();
@@ -285,11 +290,6 @@ fn warm_names_wait_for_no_metadata_thread() {
     let (mut client, root) = fixture.mounted();
     let file = client.create(root, "f");
     settle();
-    for _ in 0..2 {
-        ok(client.lookup(root, b"f"));
-        ok(client.access(file, ALL_ACCESS));
-        ok(client.access(root, ALL_ACCESS));
-    }
     while_the_metadata_thread_waits(&fixture, || {
         assert_eq!(ok(client.lookup(root, b"f")).object, file);
         ok(client.access(file, ALL_ACCESS));
@@ -303,9 +303,6 @@ fn names_of_a_directory_that_just_changed_wait_for_no_metadata_thread() {
     let Some((fixture, _mounted)) = with_one_metadata_thread() else { return };
     let (mut client, root) = fixture.mounted();
     let file = client.create(root, "f");
-    for _ in 0..2 {
-        assert_eq!(ok(client.lookup(root, b"f")).object, file);
-    }
     while_the_metadata_thread_waits(&fixture, || {
         assert_eq!(ok(client.lookup(root, b"f")).object, file);
     });
@@ -373,7 +370,7 @@ fn no_access_list_is_read_from_the_disk_on_a_network_thread() {
     }
     let mut mounted = None;
     let names = ["public", "private", "owned"]
-        .map(|kind| (0..10).map(|number| format!("{kind} {number}")).collect::<Vec<_>>());
+        .map(|kind| (0..11).map(|number| format!("{kind} {number}")).collect::<Vec<_>>());
     let fixture = Fixture::prepared(TRUSTING, |dir| {
         let Some(first) = Mounted::ext4_export(dir) else { return };
         let export = dir.join("export");
@@ -404,8 +401,7 @@ fn no_access_list_is_read_from_the_disk_on_a_network_thread() {
     let mut clients = identities.map(|ids| fixture.client().becoming(ids));
     let root = clients.each_mut().map(|client| client.mnt("/export"))[0];
     settle();
-    let before = bytes_read_on_network_threads();
-    for name in names.iter().flatten() {
+    let mut visit = |name: &String| {
         for client in &mut clients {
             let Ok(dir) = client.lookup(root, name.as_bytes()) else { panic!("{name}") };
             for _ in 0..3 {
@@ -417,6 +413,10 @@ fn no_access_list_is_read_from_the_disk_on_a_network_thread() {
                 }
             }
         }
-    }
+    };
+    // The first of each kind may read the program from the disk.
+    names.iter().for_each(|names| visit(&names[0]));
+    let before = bytes_read_on_network_threads();
+    names.iter().flat_map(|names| &names[1..]).for_each(visit);
     assert_eq!(bytes_read_on_network_threads() - before, 0);
 }

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use proto::nfs3::{self, *};
 
@@ -318,10 +318,19 @@ fn truncated_data_leaves_the_window_at_once() {
     on_stoppable_disk(|fixture, disk| {
         let (mut client, root) = fixture.mounted();
         let file = client.create(root, "f");
-        let Some(stopped) = disk.stop() else { return };
-        // Less than a run, so that its write-back has not begun and the cut need not wait for it.
-        ok(client.write(file, 0, &content(1, 0, 500_000)));
-        assert!(fixture.figure("window_bytes") >= 500_000);
+        // Its write-back has not begun, so that the cut need not wait for it: it is less than a
+        // run, and not a second old, if the machine has not stood still.
+        let stopped = loop {
+            let Some(stopped) = disk.stop() else { return };
+            let began = Instant::now();
+            ok(client.write(file, 0, &content(1, 0, 500_000)));
+            assert!(fixture.figure("window_bytes") >= 500_000);
+            if began.elapsed() < Duration::from_millis(500) {
+                break stopped;
+            }
+            drop(stopped);
+            assert!(eventually(|| fixture.figure("window_bytes") == 0));
+        };
         ok(client.setattr(file, size(5000)));
         let left = fixture.figure("window_bytes");
         drop(stopped);

@@ -84,7 +84,8 @@ fn an_operation_is_charged_to_the_export_that_it_works_on() {
     let reads = read(Operations::new().at(first).getattr(&[attribute::SIZE]).at(second));
     let elapsed = time_of(6, &mut session, &reads);
     assert!(elapsed + BURST >= Duration::from_secs(1), "{elapsed:?}");
-    assert!(elapsed < Duration::from_secs(4), "{elapsed:?}");
+    // 10 s, were they charged to the first.
+    assert!(elapsed < Duration::from_secs(8), "{elapsed:?}");
 }
 
 #[test]
@@ -98,10 +99,12 @@ fn a_handle_without_work_on_it_is_not_charged() {
         other.ok(&Operations::new().at(first).at(second).getattr(&[attribute::SIZE]));
     }
     assert_eq!(fixture.counter(Counter::LimitWaits), before);
-    for _ in 0..2 {
+    // Half a second passes before one of them on a busy machine.
+    for _ in 0..3 {
         other.ok(&Operations::new().at(second).at(first).getattr(&[attribute::SIZE]));
     }
-    assert_eq!(fixture.counter(Counter::LimitWaits), before + 1);
+    let waits = fixture.counter(Counter::LimitWaits) - before;
+    assert!((1..=2).contains(&waits), "{waits}");
 }
 
 #[test]

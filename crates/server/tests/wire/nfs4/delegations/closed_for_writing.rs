@@ -80,5 +80,5 @@ fn a_file_that_a_client_reads_is_executed_after_a_change_of_its_mode() {
     let export = reader.export();
     let (file, _) = open(&mut reader, export, b"f", ShareAccess::Read).unwrap();
     reader.ok(&chmod(file, 0o555));
-    assert!(can_be_executed(&fixture.exported("f")));
+    assert!(eventually(|| can_be_executed(&fixture.exported("f"))));
 }

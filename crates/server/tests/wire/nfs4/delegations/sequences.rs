@@ -77,7 +77,7 @@ impl Model {
 }
 
 /// OPENs of a file that is to be delegated.
-const OPEN_TRIES: usize = 50;
+const OPEN_TRIES: usize = 1500;
 
 struct World {
     sessions: Vec<Session>,
