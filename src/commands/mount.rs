@@ -20,11 +20,12 @@ use std::time::Duration;
 use clap::{ArgAction, Args};
 use client::mount::{Mount, Unmounted, remount};
 use client::mount_options::{MountRequest, OptionError, Unknown};
+use client::mount3::Mount3;
 use client::trace::{Events, Tracer};
 use client::{FileSystem, Identity, NfsUrl};
 use tokio::runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::announce::print;
 use crate::arguments;
@@ -209,7 +210,21 @@ impl Plan {
             return exit::failed(&error);
         }
         info!(source = self.source, dir = %mount.dir().display(), "mounted");
-        serve(&mut mount, &mut signals).await
+        let status = serve(&mut mount, &mut signals).await;
+        if status == ExitCode::SUCCESS {
+            let leaving = self.leave_list_of_mounts();
+            let left = tokio::time::timeout(LEFT_WITHIN, leaving).await;
+            debug!(?left, "UMNT");
+        }
+        status
+    }
+
+    /// Removes the mount from the server's list of mounts (RFC 1813 §5.2.3), on which nothing but
+    /// that list depends.
+    async fn leave_list_of_mounts(&self) -> client::Result<()> {
+        let identity = Arc::new(Identity::of_process());
+        let service = Mount3::find(&self.url, &self.request.nfs, &identity).await?;
+        service.umnt(&self.url.path).await
     }
 
     async fn mount(&self) -> Result<Mount, String> {
@@ -424,3 +439,5 @@ const MOUNTED_WITHIN: Duration = Duration::from_secs(2);
 
 /// How long the server may take to reply to outstanding WRITEs after the unmount.
 const FINISH_WITHIN: Duration = Duration::from_secs(60);
+/// To leave the server's list of mounts. umount(8) does not wait for it.
+const LEFT_WITHIN: Duration = Duration::from_secs(2);

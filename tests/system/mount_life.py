@@ -22,7 +22,7 @@ from harness import (
 from mount_rig import (
     END_SECS_MAX, OPTIONS, HeldReplies, OpenServer, eventually, mounted, need_fuse, waits,
 )  # fmt: skip
-from nfs3 import READ, WRITE
+from nfs3 import PROGRAM_MOUNT, READ, WRITE, Rpc, opaque
 
 # fusermount needs a name for its caller, and this user has one on each system.
 USER = 65534
@@ -87,6 +87,33 @@ def umount_ends_it():
         check((mount.directory / "file").read_text() == "content", "wrong content")
         run_ok("umount", mount.directory)
         ended_with(mount, 0, "umount")
+
+
+@case
+def server_lists_it_until_it_ends():
+    with export() as server:
+        for way in ("umount", "SIGTERM"):
+            # A mount leaves the list if the server answers within two seconds.
+            for _ in range(3):
+                with held(server.mount()) as mount:
+                    check(is_listed(server), "the server does not list it")
+                    if way == "umount":
+                        run_ok("umount", mount.directory)
+                    else:
+                        mount.process.terminate()
+                    ended_with(mount, 0, way)
+                if not is_listed(server):
+                    break
+            check(not is_listed(server), f"the server lists it after {way}")
+
+
+def is_listed(server):
+    """Whether the server's reply to DUMP, RFC 1813 section 5.2.2, has the export."""
+    mounts = Rpc("127.0.0.1", server.mount_port, PROGRAM_MOUNT)
+    try:
+        return opaque(EXPORT.encode()) in mounts.call(2, b"")
+    finally:
+        mounts.close()
 
 
 @case
