@@ -224,7 +224,7 @@ impl Peer {
                 // The attributes and `wcc_data` behind the status are left out.
                 let absent = match procedure {
                     Procedure::Getattr => 0,
-                    Procedure::Lookup | Procedure::Readdirplus => 1,
+                    Procedure::Lookup | Procedure::Read | Procedure::Readdirplus => 1,
                     Procedure::Rename => 4,
                     _ => 2,
                 };
