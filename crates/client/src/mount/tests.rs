@@ -1158,11 +1158,15 @@ fn a_silent_server_of_a_soft_mount_is_eio_as_for_the_kernels_client() {
     assert_eq!(errno(error.into()), Errno::IO);
 }
 
+/// A mount whose calls fail after a time in which the peer answers one on a busy machine, too.
+fn soft() -> MountOptions {
+    let (recovery, timeout) = (Recovery::Soft, Duration::from_secs(2));
+    MountOptions { recovery, timeout, retransmissions: 0, ..MountOptions::default() }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_keeps_asking_a_soft_mount_for_patience_is_eio() {
-    let (recovery, timeout) = (Recovery::Soft, Duration::from_millis(100));
-    let soft = MountOptions { recovery, timeout, retransmissions: 0, ..MountOptions::default() };
-    let (peer, operations) = Peer::mounted_with(soft).await;
+    let (peer, operations) = Peer::mounted_with(soft()).await;
     let node = looked_up(&operations).await;
     let fh = opened(&operations, node, 0).await;
     peer.refuse(Procedure::Read, Status::Jukebox);
@@ -1175,9 +1179,7 @@ async fn a_server_that_keeps_asking_a_soft_mount_for_patience_is_eio() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fsync_after_a_write_that_a_soft_mount_has_given_up_is_eio() {
-    let (recovery, timeout) = (Recovery::Soft, Duration::from_millis(500));
-    let soft = MountOptions { recovery, timeout, retransmissions: 0, ..MountOptions::default() };
-    let (peer, operations) = Peer::mounted_with(soft).await;
+    let (peer, operations) = Peer::mounted_with(soft()).await;
     let node = looked_up(&operations).await;
     let fh = opened(&operations, node, 0).await;
     peer.hold(Procedure::Write);
