@@ -159,16 +159,23 @@ async fn an_unanswered_call_closes_the_connection_and_is_resent() {
 
 #[tokio::test]
 async fn replies_that_have_arrived_count_although_the_client_was_stopped_for_longer_than_timeo() {
-    let timeout = Duration::from_millis(300);
-    for options in [RpcOptions { timeout, ..hard() }, soft(timeout)] {
-        let (_peer, rpc, mut connected) = Peer::connected(&options).await;
+    for options in [RpcOptions { timeout: SLOW_TIMEOUT, ..hard() }, soft(SLOW_TIMEOUT)] {
+        let mut clients = Vec::new();
         // The order in which tasks are polled may be random.
         for number in 0..16 {
-            let call = ask(&rpc, number);
-            let received = connected.receive().await;
-            connected.echo(&received).await;
-            // The client and its timers do not run meanwhile, as after SIGSTOP.
-            std::thread::sleep(options.patience() + timeout / 2);
+            let (peer, rpc, connected) = Peer::connected(&options).await;
+            clients.push((peer, ask(&rpc, number), connected));
+        }
+        let mut received = Vec::new();
+        for (.., connected) in &mut clients {
+            received.push(connected.receive().await);
+        }
+        for ((.., connected), received) in clients.iter_mut().zip(&received) {
+            connected.echo(received).await;
+        }
+        // The clients and their timers do not run meanwhile, as after SIGSTOP.
+        std::thread::sleep(options.patience() + SLOW_TIMEOUT / 2);
+        for (number, (_peer, call, _connected)) in (0..).zip(clients) {
             assert_eq!(answered(call).await.unwrap(), number);
         }
     }
@@ -176,25 +183,27 @@ async fn replies_that_have_arrived_count_although_the_client_was_stopped_for_lon
 
 #[tokio::test]
 async fn a_server_whose_replies_take_longer_than_timeo_in_all_keeps_the_connection() {
-    let options = RpcOptions { timeout: SLOW_TIMEOUT, ..hard() };
+    // Long against each pause: the peer and the client share a thread that may be held up.
+    let (pause, timeout) = (SLOW_TIMEOUT, 4 * SLOW_TIMEOUT);
+    let options = RpcOptions { timeout, ..hard() };
     let (_peer, rpc, mut connected) = Peer::connected(&options).await;
-    let calls: Vec<_> = (0..20).map(|number| ask(&rpc, number)).collect();
-    let mut received = connected.receive_all(20).await;
+    let calls: Vec<_> = (0..6).map(|number| ask(&rpc, number)).collect();
+    let mut received = connected.receive_all(6).await;
     // The oldest call is answered last.
-    received[10..].reverse();
-    received.rotate_left(10);
+    received[3..].reverse();
+    received.rotate_left(1);
     for call in &received {
-        tokio::time::sleep(SLOW_TIMEOUT / 10).await;
+        tokio::time::sleep(pause).await;
         connected.echo(call).await;
     }
     for (number, call) in (0..).zip(calls) {
         assert_eq!(answered(call).await.unwrap(), number);
     }
     // A single reply may take as long.
-    let call = ask(&rpc, 20);
+    let call = ask(&rpc, 6);
     let received = connected.receive().await;
-    for part in reply(received.xid, &[0; 176]).chunks(10) {
-        tokio::time::sleep(SLOW_TIMEOUT / 10).await;
+    for part in reply(received.xid, &[0; 176]).chunks(30) {
+        tokio::time::sleep(pause).await;
         connected.send(part).await;
     }
     assert_eq!(within(call).await.unwrap(), [0; 176][..]);
