@@ -14,7 +14,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use crate::fixture::{Fixture, options, root_user};
-use crate::peer::within;
+use crate::peer::{PATIENCE, within};
 
 /// A way to a server on which replies can be lost, together with their connection, and on which
 /// connections can end after some bytes.
@@ -244,7 +244,7 @@ async fn breaking_connections_lose_and_repeat_no_call() {
     let nfs = Nfs3::connect(way.address, Flavor::Sys, &root_user(), &options).await.unwrap();
     let workers: Vec<_> = (0..4).map(|i| tokio::spawn(work(nfs.clone(), root, i))).collect();
     for worker in workers {
-        within(worker).await.unwrap();
+        tokio::time::timeout(3 * PATIENCE, worker).await.expect("it ends in time").unwrap();
     }
     for worker in 0..4 {
         let expected: Vec<u8> = (0..BLOCKS).flat_map(|i| block(worker, i)).collect();

@@ -236,7 +236,7 @@ async fn a_lost_call_is_found_beside_calls_that_are_answered() {
         drop(call);
     });
     let found = found.await;
-    assert!((SLOW_TIMEOUT..SLOW_TIMEOUT * 3).contains(&found), "{found:?}");
+    assert!(found >= SLOW_TIMEOUT, "{found:?}");
 }
 
 #[tokio::test]
@@ -246,7 +246,7 @@ async fn a_lost_call_is_found_beside_replies_to_no_call() {
         drop(connected.stream.write_all(&reply(lost.wrapping_add(7), &[0; 4])).await);
     });
     let found = found.await;
-    assert!((SLOW_TIMEOUT..SLOW_TIMEOUT * 3).contains(&found), "{found:?}");
+    assert!(found >= SLOW_TIMEOUT, "{found:?}");
 }
 
 #[tokio::test]
