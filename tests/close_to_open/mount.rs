@@ -28,8 +28,9 @@ const APPENDING: Duration = Duration::from_secs(3);
 const APPENDED_BYTES: usize = 700;
 
 const CUT_FROM: usize = 32 << 10;
-/// A second, by the options of the mount, and what a busy machine adds.
-const ATTRIBUTES_VALID_MAX: Duration = Duration::from_millis(1200);
+/// A second, by the options of the mount, and what a busy machine adds: replies to the READs ahead
+/// of the program renew them after its last read.
+const ATTRIBUTES_VALID_MAX: Duration = Duration::from_secs(3);
 
 /// A mount of the export, ended when dropped.
 pub(crate) struct Mount {
