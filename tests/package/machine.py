@@ -28,6 +28,10 @@ def check(condition, words):
         raise Failed(words)
 
 
+def pid_namespace(process):
+    return os.readlink(f"/proc/{process}/ns/pid")
+
+
 def make_root(root):
     """A minimal Debian of the release that runs here, made once: others that want it wait."""
     root.parent.mkdir(parents=True, exist_ok=True)
@@ -81,13 +85,16 @@ class Machine:
         self.before = self.files()
 
     def wait_for_leader(self):
-        """The process id of its systemd, which is the first child of systemd-nspawn."""
-        pid = self.process.pid
+        """The process id of its systemd, which is the child of systemd-nspawn in another pid namespace."""
+        pid, outside = self.process.pid, pid_namespace("self")
         children = pathlib.Path(f"/proc/{pid}/task/{pid}/children")
         deadline = time.monotonic() + BOOT_SECS_MAX
         while time.monotonic() < deadline and self.process.poll() is None:
-            if leaders := children.read_text().split():
-                return leaders[0]
+            for child in children.read_text().split():
+                # The child that sets up the mounts is in the namespace outside, and ends.
+                with contextlib.suppress(OSError):
+                    if pid_namespace(child) != outside:
+                        return child
             time.sleep(0.1)
         raise Failed("systemd-nspawn does not start")
 

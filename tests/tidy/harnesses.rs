@@ -122,7 +122,13 @@ def replace(program, words):
     path.chmod(0o755)
 
 replace('nsenter', 'exec sleep 9')
-for machine.BOOT_SECS_MAX, words in [(1, 'exec sleep 9'), (30, 'sleep 9 & wait')]:
+real, other = machine.pid_namespace, lambda process: process
+for machine.BOOT_SECS_MAX, machine.pid_namespace, words in [
+    (1, real, 'exec sleep 9'),
+    # A child that sets up the container, and is not its leader.
+    (1, real, 'sleep 9 & wait'),
+    (30, other, 'sleep 9 & wait'),
+]:
     replace('systemd-nspawn', words)
     container = machine.Machine(programs)
     try:
@@ -137,6 +143,7 @@ for machine.BOOT_SECS_MAX, words in [(1, 'exec sleep 9'), (30, 'sleep 9 & wait')
     };
     assert_eq!(status, Some(0), "{printed}");
     let expected = "systemd-nspawn does not start. It runs: False\n\
+                    systemd-nspawn does not start. It runs: False\n\
                     systemctl is-system-running: no end after 1 s. It runs: False\n";
     assert_eq!(printed, expected);
 }
