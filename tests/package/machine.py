@@ -7,6 +7,7 @@ import os
 import pathlib
 import shutil
 import signal
+import stat
 import subprocess
 import time
 
@@ -15,8 +16,8 @@ BOOT_SECS_MAX = 300
 ACTION_SECS_MAX = 300
 # What a system that runs changes by itself, and what dpkg and rpm record of packages that are gone.
 CHANGING = ["/proc", "/sys", "/dev", "/run", "/tmp", "/srv", "/var/log", "/var/lib/dpkg", "/var/lib/rpm",
-            "/var/lib/systemd", "/var/tmp", "/var/cache", "/etc/machine-id", "/etc/.pwd.lock",
-            "/etc/ld.so.cache"]  # fmt: skip
+            "/var/lib/systemd", "/var/lib/apt", "/var/tmp", "/var/cache", "/var/backups", "/etc/machine-id",
+            "/etc/.pwd.lock", "/etc/ld.so.cache"]  # fmt: skip
 
 
 class Failed(Exception):
@@ -141,8 +142,11 @@ class Machine:
                 path, inside = pathlib.Path(directory, name), os.path.join(place, name)
                 if inside in CHANGING:
                     continue
-                is_short = path.is_file() and not path.is_symlink() and path.stat().st_size < 65536
-                found[inside] = hashlib.sha256(path.read_bytes()).digest() if is_short else None
+                # The system may remove a file meanwhile.
+                with contextlib.suppress(FileNotFoundError):
+                    status = path.lstat()
+                    is_short = stat.S_ISREG(status.st_mode) and status.st_size < 65536
+                    found[inside] = hashlib.sha256(path.read_bytes()).digest() if is_short else None
         return found
 
     def changed(self):
