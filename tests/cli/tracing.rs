@@ -3,7 +3,9 @@
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
-use std::process::{Child, ChildStdout, Stdio};
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
 
 use proto::nfs3::{AccessArgs, DirOp, FileHandle, LookupArgs, Procedure, ReadArgs};
 use proto::nfs4::{self, OperationCode as Op};
@@ -13,13 +15,13 @@ use serde_json::Value;
 use server::trace::{Event, handle_hash};
 
 use crate::client::{Client, make_file};
-use crate::fixture::{Place, Running, assert_exit, run, serve_directory, spillway};
+use crate::fixture::{PATIENCE, Place, Running, assert_exit, run, serve_directory, spillway};
 use crate::session::{Session, operation};
 
 /// A command that follows events, once the server has begun with it.
 struct Following {
     child: Child,
-    lines: BufReader<ChildStdout>,
+    lines: Receiver<String>,
 }
 
 impl Following {
@@ -27,20 +29,26 @@ impl Following {
         let mut command = spillway();
         command.args(["trace", "--socket", &place.text("state")]).args(words);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap());
+        let printed = BufReader::new(child.stdout.take().unwrap()).lines();
+        let (sender, lines) = channel();
+        thread::spawn(move || printed.map_while(Result::ok).try_for_each(|line| sender.send(line)));
         running.wait_for("trace events followed");
         Self { child, lines }
     }
 
-    fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.lines.read_line(&mut line).unwrap();
-        line.trim_end().to_owned()
+    fn line(&self) -> String {
+        self.lines.recv_timeout(PATIENCE).expect("an event is printed")
+    }
+
+    /// Lines that are certain to come. They are read before the server stops, which does not wait
+    /// for a follower that lags behind.
+    fn next(&self, count: usize) -> Vec<String> {
+        (0..count).map(|_| self.line()).collect()
     }
 
     /// The lines that are left after the server has stopped.
     fn rest(mut self) -> Vec<String> {
-        let lines = self.lines.lines().map(Result::unwrap).collect();
+        let lines = self.lines.iter().collect();
         assert!(self.child.wait().unwrap().success());
         lines
     }
@@ -82,7 +90,7 @@ fn several_commands_follow_the_events_that_each_asks_for() {
     let ((_, one), (_, two)) = (client.find("/data", "one"), client.find("/data", "two"));
     let hash = format!("0x{:08x}", handle_hash(two.as_bytes()));
     let path = place.text("a/one");
-    let mut of_one = Following::start(&place, &running, &["read", "--file", &path, "--json"]);
+    let of_one = Following::start(&place, &running, &["read", "--file", &path, "--json"]);
     let of_two = Following::start(
         &place,
         &running,
@@ -108,17 +116,17 @@ fn several_commands_follow_the_events_that_each_asks_for() {
         (&"127.0.0.1".into(), &"/data".into())
     );
 
-    running.stop(Signal::TERM);
-    assert_eq!(of_one.rest(), Vec::<String>::new());
-    assert_eq!((slow.rest(), other.rest()), (vec![], vec![]));
-    let lines = of_two.rest();
-    assert_eq!(lines.len(), 1, "{lines:?}");
     // NAME-TID [CPU] SECONDS: EVENT: FIELDS
-    let (head, fields) = lines[0].split_once(": read_start: xid=0x").unwrap();
+    let line = of_two.line();
+    let (head, fields) = line.split_once(": read_start: xid=0x").unwrap();
     assert!(head.trim_start().starts_with("spillway-net-") && head.contains("] "), "{head}");
     let expected =
         format!(" fh_hash={hash} offset=0 len=512 client=127.0.0.1 export=/data latency=");
     assert!(fields.contains(&expected), "{fields}");
+    running.stop(Signal::TERM);
+    for following in [of_one, of_two, slow, other] {
+        assert_eq!(following.rest(), Vec::<String>::new());
+    }
 }
 
 /// A COMPOUND that lists the export, and one that works on the file in it; their transaction ids.
@@ -157,10 +165,10 @@ fn operations_of_a_compound_have_events_of_their_own() {
     let mut session = Session::create(&mut client);
     let file = place.text("a/file");
     let steps = ["read", "write", "commit", "readdir", "--json"];
-    let mut all = Following::start(&place, &running, &steps);
-    let mut of_file = Following::start(&place, &running, &["all", "--file", &file]);
+    let all = Following::start(&place, &running, &steps);
+    let of_file = Following::start(&place, &running, &["all", "--file", &file]);
     // Each call takes longer than a microsecond, and none of the test takes five minutes.
-    let mut slow = Following::start(&place, &running, &["all", "--min-latency", "1us"]);
+    let slow = Following::start(&place, &running, &["all", "--min-latency", "1us"]);
     let hung = Following::start(&place, &running, &["all", "--min-latency", "300s"]);
     let [listing_xid, xid] = list_write_commit_and_read(&mut session);
     let events: Vec<Value> = (0..10).map(|_| serde_json::from_str(&all.line()).unwrap()).collect();
@@ -189,12 +197,8 @@ fn operations_of_a_compound_have_events_of_their_own() {
     let names = ["read_io_done", "read_done"];
     assert!(names.iter().all(|name| all.line().contains(&format!("\"event\":\"{name}\""))));
 
-    // Whole calls are events too. Neither call has a handle, so they are about no file. The lines
-    // come before the server stops, which does not wait for a follower that lags behind.
-    let lines = |following: &mut Following, count| -> Vec<String> {
-        (0..count).map(|_| following.line()).collect()
-    };
-    let (lines_of_file, slow_lines) = (lines(&mut of_file, 10), lines(&mut slow, 16));
+    // Whole calls are events too. Neither call has a handle, so they are about no file.
+    let (lines_of_file, slow_lines) = (of_file.next(10), slow.next(16));
     assert!(lines_of_file[0].contains(": write_start: "), "{lines_of_file:#?}");
     assert!(slow_lines[1].contains(": readdir_enter: "), "{slow_lines:#?}");
     assert!(slow_lines[15].contains(": call_done: "), "{slow_lines:#?}");
@@ -217,7 +221,7 @@ fn calls_without_io_are_followed_and_filtered() {
     let running = Running::start(serve_directory(&place), 1);
     let mut client = Client::connect(&running);
     let ((root, one), (_, two)) = (client.find("/data", "one"), client.find("/data", "two"));
-    let mut calls = Following::start(&place, &running, &["call", "--json"]);
+    let calls = Following::start(&place, &running, &["call", "--json"]);
     let path = place.text("a/two");
     let of_two = Following::start(&place, &running, &["call_done", "--file", &path]);
     let of_export = Following::start(&place, &running, &["call_start", "--export", "/data"]);
@@ -254,14 +258,17 @@ fn calls_without_io_are_followed_and_filtered() {
         assert!(latency_us.as_u64().unwrap() < 300_000_000, "{line}");
     }
 
-    running.stop(Signal::TERM);
-    let lines = of_two.rest();
-    assert_eq!(lines.len(), 1, "{lines:?}");
+    let line = of_two.line();
     let fields = " offset=0 len=0 program=nfs3 procedure=ACCESS status=NFS3_OK queue=";
-    assert!(lines[0].contains(": call_done: xid=") && lines[0].contains(fields), "{lines:?}");
-    let (of_export, of_one_call) = (of_export.rest(), of_one_call.rest());
-    assert_eq!((of_export.len(), of_one_call.len()), (3, 2), "{of_export:?} {of_one_call:?}");
-    assert_eq!(slow.rest(), Vec::<String>::new());
+    assert!(line.contains(": call_done: xid=") && line.contains(fields), "{line}");
+    for (following, count) in [(&of_export, 3), (&of_one_call, 2)] {
+        let lines = following.next(count);
+        assert!(lines.iter().all(|line| line.contains(": call_")), "{lines:?}");
+    }
+    running.stop(Signal::TERM);
+    for following in [of_two, of_export, of_one_call, slow] {
+        assert_eq!(following.rest(), Vec::<String>::new());
+    }
 }
 
 #[test]
@@ -271,7 +278,7 @@ fn a_compound_is_one_call_named_after_its_first_operation_on_files() {
     let running = Running::start(serve_directory(&place), 1);
     let mut client = Client::connect(&running);
     let mut session = Session::create(&mut client);
-    let mut calls = Following::start(&place, &running, &["call_done", "--json"]);
+    let calls = Following::start(&place, &running, &["call_done", "--json"]);
     list_write_commit_and_read(&mut session);
     let names = ["event", "program", "procedure", "status", "xid"];
     let done = |line: String| members(&line, names);
