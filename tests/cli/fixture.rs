@@ -1,5 +1,6 @@
 //! The program, a temporary place for it, and a running server.
 
+use std::fmt::Debug;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpStream};
@@ -43,6 +44,20 @@ pub(crate) fn assert_exit(output: &Output, status: i32, sentence: &str) {
         _ => assert!(hint.is_empty(), "{stderr}"),
     }
     assert!(output.stdout.is_empty());
+}
+
+/// Waits until a value is as expected.
+#[track_caller]
+pub(crate) fn eventually<T: PartialEq + Debug>(expected: T, mut find: impl FnMut() -> T) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let found = find();
+        if found == expected || Instant::now() > deadline {
+            assert_eq!(found, expected);
+            return;
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
 }
 
 /// Whether a line refers to the help of the program or of one of its commands.

@@ -3,14 +3,15 @@
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use proto::nfs3::{CommitArgs, Procedure, ReadArgs, StableHow, WriteArgs};
 use rustix::process::Signal;
 
 use crate::client::{Client, make_file};
 use crate::fixture::{
-    ONE_EXPORT, PATIENCE, Place, Running, assert_exit, run, serve_config, serve_directory,
+    ONE_EXPORT, PATIENCE, Place, Running, assert_exit, eventually, run, serve_config,
+    serve_directory,
 };
 
 /// Starts a server with metrics; their address.
@@ -121,20 +122,14 @@ fn phases_are_counted_by_export_and_kind_of_call() {
         "export=\"/b\",operation=\"other\",phase=\"send\"} 1",
     ];
     // A client may have its reply before the server counts it as sent.
-    let deadline = Instant::now() + PATIENCE;
-    loop {
+    eventually(expected.map(str::to_owned).to_vec(), || {
         let text = metrics(address);
-        let counts = text.lines();
-        let mut found: Vec<_> = counts
-            .filter_map(|line| line.strip_prefix("spillway_phase_duration_seconds_count{"))
-            .collect();
+        let prefix = "spillway_phase_duration_seconds_count{";
+        let counts = text.lines().filter_map(|line| line.strip_prefix(prefix));
+        let mut found: Vec<_> = counts.map(str::to_owned).collect();
         found.sort_unstable();
-        if found == expected || Instant::now() > deadline {
-            assert_eq!(found, expected);
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
+        found
+    });
     running.stop(Signal::TERM);
 }
 
