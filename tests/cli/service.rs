@@ -2,6 +2,7 @@
 //! privileges that it keeps, and the files of `contrib`.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
@@ -9,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 
 use crate::fixture::{
     PATIENCE, Place, Running, assert_exit, serve_directory, spillway, without_environment,
@@ -34,10 +35,15 @@ fn the_watchdog_is_notified_by_a_running_server() {
         assert_eq!(next().unwrap(), "WATCHDOG=1\n");
     }
     running.signal(Signal::STOP);
-    // One may be on its way.
+    // Once each thread has stopped.
+    let status = waitpid(Some(Pid::from_child(&running.child)), WaitOptions::UNTRACED).unwrap();
+    assert!(status.is_some_and(|(_, status)| status.stopped()), "{status:?}");
+    manager.set_nonblocking(true).unwrap();
+    while next().is_ok() {}
+    manager.set_nonblocking(false).unwrap();
     manager.set_read_timeout(Some(Duration::from_secs(3))).unwrap();
-    let signs = std::iter::from_fn(|| next().ok()).take(3).count();
-    assert!(signs <= 1, "a stopped process sent {signs} signs of life");
+    let error = next().expect_err("a stopped process sent a sign of life");
+    assert_eq!(error.kind(), ErrorKind::WouldBlock);
     running.signal(Signal::CONT);
     manager.set_read_timeout(Some(PATIENCE)).unwrap();
     assert_eq!(next().unwrap(), "WATCHDOG=1\n");
