@@ -163,8 +163,8 @@ fn peers_that_do_not_read_their_answers_keep_no_scraper_out() {
     let name = "n".repeat(1000);
     let export = |number| format!("[[export]]\npath = \"$DIR/a\"\nname = \"/{number}{name}\"\n");
     let exports: String = (0..EXPORTS).map(export).collect();
-    let config = place.configure(&format!("metrics = \"127.0.0.1:0\"\n{exports}"));
-    let (running, address) = start(serve_config(&config), EXPORTS);
+    let config = place.configure(&format!("metrics = \"127.0.0.1:0\"\n{ONE_EXPORT}{exports}"));
+    let (running, address) = start(serve_config(&config), 1 + EXPORTS);
     let deaf: Vec<_> = (0..16).map(|_| TcpStream::connect(address).unwrap()).collect();
     for mut stream in &deaf {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
