@@ -206,6 +206,7 @@ pub(crate) fn boot(
         callbacks: None,
         principal,
         connection: ConnectionId(1),
+        within: None,
     };
     (client, state.create_session(&call, step).unwrap().session)
 }

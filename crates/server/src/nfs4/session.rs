@@ -126,6 +126,7 @@ impl Compound<'_> {
             callbacks: self.callbacks(args.callback_program, &args.callback_security),
             principal: self.principal(),
             connection: self.peer.connection,
+            within: self.running.as_ref().map(|running| running.session().client()),
         };
         let service = self.request.service;
         let created = service.change_state(|state, step| state.create_session(&call, step)).await?;

@@ -57,6 +57,8 @@ pub(super) struct Client {
     pub(super) has_reclaimed: bool,
     /// Whether its record is on the disk, or about to be.
     pub(super) is_recorded: bool,
+    /// The verifier of the incarnation that waits for its calls, and since when.
+    pub(super) awaited_by: Option<(Verifier, Duration)>,
     slot: CreateSessionSlot,
 }
 
@@ -286,6 +288,7 @@ impl Clients {
                 sessions: Vec::new(),
                 has_reclaimed: false,
                 is_recorded: false,
+                awaited_by: None,
                 slot: CreateSessionSlot { next: SequenceId(1), last: None },
             },
         );

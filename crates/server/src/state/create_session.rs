@@ -2,6 +2,7 @@
 
 use std::hash::Hasher;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use proto::nfs4::{ClientId, SEQ4_STATUS_RESTART_RECLAIM_NEEDED, SequenceId, SessionId, Status};
 use siphasher::sip::SipHasher24;
@@ -27,6 +28,8 @@ pub(crate) struct CreateSession {
     pub(crate) callbacks: Option<CallbackParameters>,
     pub(crate) principal: Principal,
     pub(crate) connection: ConnectionId,
+    /// The client whose session the call itself is at work in.
+    pub(crate) within: Option<ClientId>,
 }
 
 impl State {
@@ -35,7 +38,8 @@ impl State {
     ///
     /// # Errors
     /// `StaleClientid`; `ClidInuse` for another principal; `SeqMisordered`; `Toosmall`; `Nospc` and
-    /// `Delay` for too many sessions of the client, and of all.
+    /// `Delay` for too many sessions of the client, and of all; `Delay` while calls of its
+    /// incarnation before are at work.
     pub(crate) fn create_session(
         &self,
         call: &CreateSession,
@@ -71,6 +75,7 @@ impl State {
         let is_confirmed = client.is_confirmed;
         // It has just called, so it is not among those that leave.
         client.lease.renew(step.now);
+        await_calls_of_predecessor(table, call, step.now)?;
         let Limits { sessions_max, peer_sessions_max, .. } = self.limits;
         let sessions = |table: &Table| self.other_sessions(table, call.client);
         let is_peer_full = |table: &Table| sessions(table).1 >= peer_sessions_max;
@@ -146,6 +151,31 @@ impl State {
     }
 }
 
+/// Waits for the calls of the incarnation before: a WRITE under a lock must not go on after
+/// another client has taken the lock. A call that begins after this cannot use state before it
+/// has the lock of `table`, and then finds its client forgotten.
+///
+/// # Errors
+/// `Delay`.
+fn await_calls_of_predecessor(
+    table: &mut Table,
+    call: &CreateSession,
+    now: Duration,
+) -> Result<(), Status> {
+    let Some(id) = table.clients.predecessor(call.client) else { return Ok(()) };
+    let by = table.clients.get(call.client).expect("it has a predecessor").verifier;
+    let old = table.clients.get_mut(id).expect("it is an incarnation");
+    if old.lease.calls() <= u32::from(call.within == Some(id)) {
+        return Ok(());
+    }
+    let since = match old.awaited_by {
+        Some((verifier, since)) if verifier == by => since,
+        Some(_) | None => now,
+    };
+    old.awaited_by = Some((by, since));
+    if now.saturating_sub(since) < OLD_CALLS_WAIT_MAX { Err(Status::Delay) } else { Ok(()) }
+}
+
 fn session_of(
     call: &CreateSession,
     id: SessionId,
@@ -160,6 +190,9 @@ fn session_of(
     Session { id, client: call.client, lease, replies, fore, state: Mutex::new(state) }
 }
 
+/// For calls of an incarnation that has ended: a disk that hangs must not keep its client from
+/// mounting. Chosen as the limit for `drop-client`.
+const OLD_CALLS_WAIT_MAX: Duration = Duration::from_secs(60);
 /// The least `ca_maxrequestsize` and `ca_maxresponsesize`: a COMPOUND with a name and a handle.
 const CHANNEL_BYTES_MIN: u32 = 1024;
 /// The least `ca_maxoperations`: SEQUENCE and another.

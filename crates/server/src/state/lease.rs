@@ -66,9 +66,14 @@ impl Lease {
         self.renewed_at_ms.fetch_update(Ordering::SeqCst, Ordering::SeqCst, later).is_ok()
     }
 
+    /// Calls at work.
+    pub(super) fn calls(&self) -> u32 {
+        self.calls.load(Ordering::SeqCst)
+    }
+
     /// How long ago the lease ran out, if it did.
     pub(super) fn expired_for(&self, now: Duration, length: Duration) -> Option<Duration> {
-        if self.calls.load(Ordering::SeqCst) > 0 {
+        if self.calls() > 0 {
             return None;
         }
         let renewed_at = self.renewed_at_ms.load(Ordering::SeqCst);

@@ -81,6 +81,7 @@ pub(super) fn call_of(client: ClientId) -> CreateSession {
         callbacks: Some(CallbackParameters { minor_version: 1, program: 7, ids: None }),
         principal: Principal::User(0),
         connection: ConnectionId(1),
+        within: None,
     }
 }
 
@@ -479,6 +480,39 @@ fn a_call_renews_the_lease_even_after_it_ran_out() {
     assert_eq!(bed.open_as(other, write, false).map(drop), Err(Status::ShareDenied));
     bed.step.now += LEASE;
     bed.open(other, ShareAccess::Write, ShareDeny::None);
+}
+
+#[test]
+fn a_client_that_boots_again_waits_for_its_old_calls_for_a_minute_at_most() {
+    for ends in [true, false] {
+        let mut bed = Bed::new(Limits::default(), Vec::new());
+        let (old, session) = bed.begin_client(b"boots");
+        bed.reclaim_complete(old).unwrap();
+        bed.open(old, ShareAccess::Both, ShareDeny::Write);
+        let other = bed.client(b"other");
+        let (slot, sequence) = (SlotId(0), SequenceId(1));
+        let call = Sequence { slot, sequence, highest_slot: slot, cache_this: true };
+        let begun = session.begin(&call, 1, ConnectionId(1), bed.step.now);
+        let Ok(Begin::Run(running)) = begun else { panic!("{begun:?}") };
+        let boot = |bed: &mut Bed, verifier| {
+            let introduced = (b"boots".as_slice(), verifier, Principal::User(0));
+            let new = exchange(&bed.state, introduced, false, bed.step.now).unwrap().client;
+            bed.state.create_session(&call_of(new), &mut bed.step).map(drop)
+        };
+        let write = (ShareAccess::Write, ShareDeny::None);
+        for (secs, verifier) in [(0, 2), (1, 3), (60, 3)] {
+            bed.step.now = Duration::from_secs(secs);
+            assert_eq!(boot(&mut bed, verifier), Err(Status::Delay), "a WRITE may be at work");
+            assert_eq!(bed.open_as(other, write, false).map(drop), Err(Status::ShareDenied));
+        }
+        if ends {
+            running.complete(b"reply", bed.step.now);
+        } else {
+            bed.step.now = Duration::from_secs(61);
+        }
+        assert_eq!(boot(&mut bed, 3), Ok(()));
+        bed.open(other, ShareAccess::Write, ShareDeny::None);
+    }
 }
 
 #[test]
