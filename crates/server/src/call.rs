@@ -160,6 +160,11 @@ impl Incoming {
         Some((file, data.offset, data.len))
     }
 
+    /// The session of the COMPOUND whose data [`Self::layout`] has found behind `head`.
+    pub(crate) fn session(&self, head: &[u8]) -> Option<nfs4::SessionId> {
+        self.compound_payload?.session(&head[call_header_len(head)..])
+    }
+
     /// Decodes the header of the whole record.
     ///
     /// # Errors

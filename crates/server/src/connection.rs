@@ -29,7 +29,7 @@ use crate::placement::{self, Claimed};
 use crate::procedures::{Programs, Thread};
 use crate::request::{Origin, Peer};
 use crate::service::Service;
-use crate::state::ConnectionId;
+use crate::state::{ConnectionId, Receiving};
 use dues::{Charge, Dues};
 pub(crate) use end::LAST_CALLS_MAX;
 use end::{Open, drain};
@@ -293,14 +293,14 @@ impl Intake {
             let taken = pin!(self.take_record(receiver, &mut incoming));
             self.noting_waits(taken, waits_since).await
         };
-        let Some((slot, record)) = taken else { return Next::End };
+        let Some((slot, record, receiving)) = taken else { return Next::End };
         if let Some(since) = waits_since
             && self.is_given_up(since, record.payload.is_some()).await
         {
             tracing::debug!(client = %self.peer.address, "given up before its next call began");
             return Next::End;
         }
-        let call = self.accept(slot, incoming, record, receiver.has_more());
+        let call = self.accept(slot, incoming, (record, receiving), receiver.has_more());
         call.map_or(Next::Settled, Next::Call)
     }
 
@@ -337,7 +337,7 @@ impl Intake {
         &self,
         receiver: &mut Receiver<SocketReader>,
         incoming: &mut Incoming,
-    ) -> Option<(Slot, Record)> {
+    ) -> Option<(Slot, Record, Option<Receiving>)> {
         let Self { service, peer, activity, dues, .. } = self;
         let withheld = service.connections.slots_withheld(activity);
         let slot = activity.slot(withheld).await?;
@@ -345,7 +345,7 @@ impl Intake {
             return None;
         }
         match self.receive(receiver, incoming).await {
-            Ok(record) => return record.map(|record| (slot, record)),
+            Ok(received) => return received.map(|(record, receiving)| (slot, record, receiving)),
             Err(error @ ReceiveError::Idle(_)) => {
                 tracing::debug!(client = %peer.address, %error, "idle connection closed");
             }
@@ -357,13 +357,15 @@ impl Intake {
         None
     }
 
-    /// The next record. A WRITE is counted in the order in which the heads of calls arrive.
+    /// The next record. A WRITE is counted in the order in which the heads of calls arrive. With a
+    /// session of version 4 in its head, its client's lease does not run out until it is executed.
     async fn receive(
         &self,
         receiver: &mut Receiver<SocketReader>,
         incoming: &mut Incoming,
-    ) -> Result<Option<Record>, ReceiveError> {
+    ) -> Result<Option<(Record, Option<Receiving>)>, ReceiveError> {
         let service = &self.service;
+        let mut receiving = None;
         let layout = |head: &[u8]| {
             let layout = incoming.layout(head, |file| placement::device_of(service, file));
             if let Some((file, offset, len)) = incoming.write(head)
@@ -371,9 +373,14 @@ impl Intake {
             {
                 service.counters.add(Counter::WritesOutOfOrder, 1);
             }
+            if let Some(session) = incoming.session(head) {
+                let session = service.state.session(session).ok();
+                receiving = session.and_then(|session| session.receive_call());
+            }
             layout
         };
-        receiver.next(|| self.transfer_bytes_max(), layout).await
+        let record = receiver.next(|| self.transfer_bytes_max(), layout).await?;
+        Ok(record.map(|record| (record, receiving)))
     }
 
     /// The longest data that the peer may send with a call. Once it was admitted on this
@@ -398,7 +405,7 @@ impl Intake {
         &self,
         mut slot: Slot,
         incoming: Incoming,
-        record: Record,
+        (record, receiving): (Record, Option<Receiving>),
         has_more: bool,
     ) -> Option<Accepted> {
         let Self { service, replies, activity, .. } = self;
@@ -460,7 +467,7 @@ impl Intake {
                 verdict = timed.note(&service, client, verdict);
             }
             send(&replies, verdict, slot);
-            drop(at_work);
+            drop((at_work, receiving));
         }));
         Some(Accepted { thread, share, work, transfer, is_alone, received, is_limited })
     }
@@ -504,3 +511,6 @@ fn poll_first(work: impl Future<Output = ()> + Send + 'static) {
         drop(tokio::spawn(work));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,8 +3,8 @@
 use super::OperationCode;
 use super::compound::SEQUENCE_BYTES;
 use super::types::{
-    BITMAP_WORDS_MAX, FILE_HANDLE_BYTES_MAX, NAME_BYTES_MAX, OPAQUE_BYTES_MAX, StableHow, Stateid,
-    Verifier,
+    BITMAP_WORDS_MAX, FILE_HANDLE_BYTES_MAX, NAME_BYTES_MAX, OPAQUE_BYTES_MAX, SessionId,
+    StableHow, Stateid, Verifier,
 };
 use crate::xdr::{Decode, DecodeError, Encode, Reader, Writer, padded, xdr_struct};
 
@@ -98,9 +98,17 @@ pub struct WritePayload {
     pub offset: u64,
     /// Where the handle of the latest PUTFH stands, if one came before a WRITE.
     file_at: Option<usize>,
+    /// Where the session of SEQUENCE stands, if one came before.
+    session_at: Option<usize>,
 }
 
 impl WritePayload {
+    /// The session of the COMPOUND with these arguments, if it names one.
+    #[must_use]
+    pub fn session(&self, arguments: &[u8]) -> Option<SessionId> {
+        SessionId::decode(&mut Reader::new(arguments.get(self.session_at?..)?)).ok()
+    }
+
     /// The handle of the file that is written to, if the COMPOUND with these arguments names it.
     #[must_use]
     pub fn file<'a>(&self, arguments: &'a [u8]) -> Option<&'a [u8]> {
@@ -127,7 +135,7 @@ pub enum PayloadScan {
 /// SEQUENCE, PUTFH, PUTROOTFH, SAVEFH, RESTOREFH, GETFH, GETATTR, ACCESS and LOOKUP.
 #[must_use]
 pub fn scan_payload(arguments: &[u8]) -> PayloadScan {
-    match (Scan { arguments, at: 0, file_at: None }).find() {
+    match (Scan { arguments, at: 0, file_at: None, session_at: None }).find() {
         Ok(found) => found.map_or(PayloadScan::Nothing, PayloadScan::Found),
         Err(needed) => PayloadScan::Needs(needed),
     }
@@ -139,6 +147,8 @@ struct Scan<'a> {
     at: usize,
     /// Where the handle of the latest PUTFH stands.
     file_at: Option<usize>,
+    /// Where the session of SEQUENCE stands.
+    session_at: Option<usize>,
 }
 
 impl Scan<'_> {
@@ -156,7 +166,10 @@ impl Scan<'_> {
             let known = match OperationCode::from_code(code) {
                 Some(OperationCode::Write) => return self.payload(),
                 Some(OperationCode::Setxattr) => return self.value(),
-                Some(OperationCode::Sequence) => self.skip(SEQUENCE_BYTES),
+                Some(OperationCode::Sequence) => {
+                    self.session_at = Some(self.at);
+                    self.skip(SEQUENCE_BYTES)
+                }
                 Some(OperationCode::Putfh) => {
                     self.file_at = Some(self.at);
                     self.skip_counted(1, FILE_HANDLE_BYTES_MAX)?
@@ -188,6 +201,7 @@ impl Scan<'_> {
             len,
             offset,
             file_at: self.file_at,
+            session_at: self.session_at,
         }))
     }
 
@@ -198,7 +212,8 @@ impl Scan<'_> {
             return Ok(None);
         }
         let len = self.word()?;
-        Ok(Some(WritePayload { at: self.at, len, offset: 0, file_at: None }))
+        let session_at = self.session_at;
+        Ok(Some(WritePayload { at: self.at, len, offset: 0, file_at: None, session_at }))
     }
 
     fn word(&mut self) -> Result<u32, usize> {
@@ -277,6 +292,7 @@ mod tests {
                     let PayloadScan::Found(payload) = found else { panic!("{found:?}") };
                     assert_eq!((payload.at, payload.len, payload.offset), (head.len(), 100, 4096));
                     assert_eq!(payload.file(&head), Some(&[9; 30][..]));
+                    assert_eq!(payload.session(&head), Some(SessionId([7; 16])));
                     assert_eq!(steps, 4);
                     return;
                 }
@@ -293,7 +309,8 @@ mod tests {
         SetxattrHead { option, name: b"colour", value_len: 3 }.encode(&mut w);
         let head = w.into_vec();
         assert!(matches!(scan_payload(&head[..head.len() - 1]), PayloadScan::Needs(_)));
-        let payload = WritePayload { at: head.len(), len: 3, offset: 0, file_at: None };
+        let (file_at, session_at) = (None, None);
+        let payload = WritePayload { at: head.len(), len: 3, offset: 0, file_at, session_at };
         assert_eq!(scan_payload(&head), PayloadScan::Found(payload));
     }
 

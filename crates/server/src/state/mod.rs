@@ -61,7 +61,7 @@ pub(crate) use lock::{Conflict, Lock, LockFailure, LockGrant, LockTarget, Tested
 pub(crate) use open::{IoState, OpenFailure, OpenFile, OpenRoom};
 pub(crate) use ranges::{LockKind, Piece, Range};
 pub(crate) use registry::State;
-pub(crate) use session::{Begin, ChannelAttributes, Running, Session};
+pub(crate) use session::{Begin, ChannelAttributes, Receiving, Running, Session};
 pub(crate) use slots::Sequence;
 
 /// The authenticated user behind a call. AUTH_SYS names it by the user id: the groups of a user may

@@ -93,6 +93,12 @@ impl Session {
         &self.fore
     }
 
+    /// Whether calls of its client are received or at work.
+    #[cfg(test)]
+    pub(crate) fn has_calls(&self) -> bool {
+        self.lease.calls() > 0
+    }
+
     /// The connection for callbacks, if one is bound: the latest.
     #[cfg(test)]
     pub(crate) fn callback_connection(&self) -> Option<ConnectionId> {
@@ -140,6 +146,12 @@ impl Session {
             Decision::Replay(body) => Ok(Begin::Replay(body)),
             Decision::Duplicate => Ok(Begin::Duplicate),
         }
+    }
+
+    /// Keeps the client's lease from running out while the rest of a call is received, which may
+    /// wait for memory and hold up the calls behind it. `None` if the client is forgotten.
+    pub(crate) fn receive_call(&self) -> Option<Receiving> {
+        self.lease.begin_call().then(|| Receiving(Arc::clone(&self.lease)))
     }
 
     fn sequenced(&self, state: &mut SessionState, call: &Sequence) -> Sequenced {
@@ -236,6 +248,16 @@ impl Session {
 
     fn lock(&self) -> MutexGuard<'_, SessionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A call whose SEQUENCE was received, and is not executed yet.
+#[derive(Debug)]
+pub(crate) struct Receiving(Arc<Lease>);
+
+impl Drop for Receiving {
+    fn drop(&mut self) {
+        self.0.end_call();
     }
 }
 
