@@ -18,6 +18,15 @@ impl FileSystem {
     /// Those of GETATTR. Write errors are left for the open files.
     pub async fn attributes(&self, inode: &Arc<Inode>) -> Result<Attributes> {
         inode.send_written().await;
+        self.last_attributes(inode).await
+    }
+
+    /// As [`attributes`](Self::attributes), without the wait for written data: times are those from
+    /// before it.
+    ///
+    /// # Errors
+    /// Those of GETATTR.
+    pub(crate) async fn last_attributes(&self, inode: &Arc<Inode>) -> Result<Attributes> {
         match inode.fresh_attributes() {
             Some(attributes) => Ok(attributes),
             None => self.revalidate(inode).await,

@@ -39,7 +39,9 @@ impl Operations {
                 return Ok(Answer::no_entry(ttl));
             }
         };
-        caller.attributes(&inode).await?;
+        // Unsent data is not waited for: the kernel holds the directory. It gets the attributes of
+        // such a file for no time, and stat(2) sends the data by its GETATTR.
+        caller.last_attributes(&inode).await?;
         let mut ttl = ttl.saturating_sub(found_at.elapsed());
         if is_listed {
             ttl = ttl.min(dir.inode.listed_ttl(name, inode.handle()));
@@ -73,7 +75,7 @@ impl Operations {
     ) -> Answer {
         // As in `lookup`.
         let (ttl, named_at) = (self.believed_ttl(dir, before, None), Instant::now());
-        let _ = caller.attributes(inode).await;
+        let _ = caller.last_attributes(inode).await;
         Answer::entry(&self.entry(dir, inode, ttl.saturating_sub(named_at.elapsed())))
     }
 

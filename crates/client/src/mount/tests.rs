@@ -977,6 +977,27 @@ async fn a_given_name_that_newer_attributes_of_the_directory_have_overtaken_is_n
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lookup_and_a_link_do_not_wait_for_the_unsent_data_of_the_file() {
+    let (peer, operations) = Peer::mounted().await;
+    let node = looked_up(&operations).await;
+    let fh = opened(&operations, node, 0).await;
+    peer.hold(Procedure::Write);
+    write(&operations, node, fh).await;
+    let sending = Arc::clone(&operations);
+    let shown = tokio::spawn(async move { sending.getattr(&request(node, 0)).await.is_ok() });
+    within(peer.called(Procedure::Write)).await;
+    let root = request(ROOT, 0);
+    let found = within(operations.lookup(&root, &Name(FILE.into()))).await;
+    assert!(ttl_at(found, 24, 36).is_zero(), "stat(2) asks for the attributes");
+    let linked = within(operations.link(&root, node, &Name(b"link"[..].into()))).await;
+    assert!(ttl_at(linked, 24, 36).is_zero());
+    tokio::time::sleep(A_WHILE).await;
+    assert!(!shown.is_finished(), "stat(2) shows times from before the write(2)");
+    peer.release();
+    assert!(within(shown).await.unwrap());
+}
+
 /// A reply shows that another client has changed the object of `node`.
 fn note_foreign_change(operations: &Operations, node: u64) {
     let inode = &operations.node(node).map_err(errno).unwrap().inode;
