@@ -15,27 +15,38 @@ pub(crate) enum ReplaceError {
     NotDurable(io::Error),
 }
 
-/// Puts `bytes` in the place of a file that exists, with its owner and permissions.
+/// Puts `bytes` in the place of a file that holds `old`, with its owner and permissions.
 ///
 /// # Errors
-/// See [`ReplaceError`].
-pub(crate) fn replace(file: &Path, bytes: &[u8]) -> Result<(), ReplaceError> {
-    let directory = exchange(file, bytes).map_err(ReplaceError::Unchanged)?;
+/// See [`ReplaceError`]; the file holds something else than `old`.
+pub(crate) fn replace(file: &Path, old: &[u8], bytes: &[u8]) -> Result<(), ReplaceError> {
+    let directory = exchange(file, old, bytes).map_err(ReplaceError::Unchanged)?;
     directory.sync_all().map_err(ReplaceError::NotDurable)
 }
 
 /// As [`replace`], but for the sync of the directory, which it returns.
-fn exchange(file: &Path, bytes: &[u8]) -> io::Result<File> {
+fn exchange(file: &Path, old: &[u8], bytes: &[u8]) -> io::Result<File> {
     // Before the rename: a directory that may be written but not read cannot be synced.
     let directory = File::open(directory_of(file))?;
     let metadata = fs::metadata(file)?;
     let new = unfinished(file);
-    let written = write(&new, bytes, &metadata).and_then(|()| fs::rename(&new, file));
+    let written = write(&new, bytes, &metadata)
+        // As late as possible: an editor does not know of this process.
+        .and_then(|()| check_unchanged(file, old))
+        .and_then(|()| fs::rename(&new, file));
     if written.is_err() {
         // The new file may be there; the error above is the one to report.
         let _ = fs::remove_file(&new);
     }
     written.map(|()| directory)
+}
+
+fn check_unchanged(file: &Path, old: &[u8]) -> io::Result<()> {
+    if fs::read(file)? == old {
+        Ok(())
+    } else {
+        Err(io::Error::other("the file was changed meanwhile"))
+    }
 }
 
 fn directory_of(file: &Path) -> &Path {
@@ -83,16 +94,28 @@ mod tests {
         let file = dir.path().join("a.toml");
         fs::write(&file, "old").unwrap();
         fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
-        replace(&file, b"new").unwrap();
+        replace(&file, b"old", b"new").unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "new");
         assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o640);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
         // A process of the same number was killed here.
         fs::write(unfinished(&file), "half").unwrap();
-        replace(&file, b"newer").unwrap();
+        replace(&file, b"new", b"newer").unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "newer");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
-        assert!(replace(&dir.path().join("missing"), b"").is_err());
+        assert!(replace(&dir.path().join("missing"), b"", b"").is_err());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_file_that_was_changed_meanwhile_stays() {
+        let dir = TempDir::new().unwrap();
+        let file = dir.path().join("a.toml");
+        fs::write(&file, "edited").unwrap();
+        let replaced = replace(&file, b"old", b"new");
+        let Err(ReplaceError::Unchanged(error)) = replaced else { panic!("{replaced:?}") };
+        assert_eq!(error.to_string(), "the file was changed meanwhile");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "edited");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
@@ -108,7 +131,7 @@ mod tests {
                 let mut sets = capabilities(None).unwrap();
                 sets.effective = CapabilitySet::empty();
                 set_capabilities(None, sets).unwrap();
-                replace(&file, b"new")
+                replace(&file, b"old", b"new")
             };
             scope.spawn(as_ordinary_user).join().unwrap()
         });

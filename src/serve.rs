@@ -266,9 +266,10 @@ impl Changes<'_> {
             settings: settings.to_vec(),
             options: Arc::clone(&self.options),
         };
-        let (file, text, config) = blocking(move || edit.make()).await.map_err(refused)?;
+        let Edited { file, old, new, config } =
+            blocking(move || edit.make()).await.map_err(refused)?;
         // Not beside the main thread: a signal to stop would leave the new file unfinished.
-        match replace_file::replace(&file, text.as_bytes()) {
+        match replace_file::replace(&file, old.as_bytes(), new.as_bytes()) {
             Ok(()) => Ok(config),
             Err(ReplaceError::Unchanged(error)) => Err(refused(error.to_string())),
             Err(ReplaceError::NotDurable(error)) => Err(format!(
@@ -289,14 +290,27 @@ struct Edit {
 }
 
 impl Edit {
-    /// The file behind all links, so that these stay; its new text; and what it means.
-    fn make(self) -> Result<(PathBuf, String, Config), Box<dyn Error + Send + Sync>> {
+    fn make(self) -> Result<Edited, Box<dyn Error + Send + Sync>> {
         let file = fs::canonicalize(self.file)?;
+        if !file.metadata()?.is_file() {
+            return Err("it is no regular file, which could be replaced".into());
+        }
         let old = fs::read_to_string(&file)?;
         let new = config::edited(&old, self.export.as_deref(), &self.settings)?;
         let config = self.options.load_text(&new)?;
-        Ok((file, new, config))
+        Ok(Edited { file, old, new, config })
     }
+}
+
+/// A configuration file with its new text, which is not written yet.
+struct Edited {
+    /// The file behind all links, so that these stay.
+    file: PathBuf,
+    /// The text that was edited.
+    old: String,
+    new: String,
+    /// The meaning of the new text.
+    config: Config,
 }
 
 /// Does work that waits for files and names on another thread.
