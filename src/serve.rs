@@ -44,26 +44,45 @@ pub(crate) fn run(options: ServeOptions) -> ExitCode {
         Ok(sockets) => sockets,
         Err(error) => return exit::failed(&error),
     };
-    let config = match options.load() {
-        Ok(config) => config,
-        Err(error) => return cli::refused(&error),
-    };
     let runtime = match runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return exit::failed(&error),
     };
-    let status = runtime.block_on(serve(config, sockets, Arc::new(options)));
-    // A reload may still wait for a name or a directory.
+    let status = runtime.block_on(start(sockets, Arc::new(options)));
+    // The configuration may still be read, and wait for a name or a directory.
     runtime.shutdown_background();
     status
 }
 
-async fn serve(config: Config, sockets: Vec<TcpListener>, options: Arc<ServeOptions>) -> ExitCode {
-    // Before the server exists, so that a signal during its start is not the default one: death.
-    let (mut signals, mut hangup) = match Signals::listen() {
+async fn start(sockets: Vec<TcpListener>, options: Arc<ServeOptions>) -> ExitCode {
+    // Before files and names are waited for, so that a signal during the start is not the default
+    // one: death. SIGHUP and SIGUSR1 wait until the server runs.
+    let (mut signals, hangup) = match Signals::listen() {
         Ok(signals) => signals,
         Err(error) => return exit::failed(&error),
     };
+    let loading = Arc::clone(&options);
+    let loaded = tokio::select! {
+        loaded = spawn_blocking(move || loading.load()) => loaded,
+        signal = signals.stop.recv() => {
+            info!(signal, "stopped before the configuration was read");
+            return ExitCode::SUCCESS;
+        }
+    };
+    match loaded {
+        Ok(Ok(config)) => serve(config, sockets, options, signals, hangup).await,
+        Ok(Err(error)) => cli::refused(&error),
+        Err(error) => exit::failed(&error),
+    }
+}
+
+async fn serve(
+    config: Config,
+    sockets: Vec<TcpListener>,
+    options: Arc<ServeOptions>,
+    mut signals: Signals,
+    mut hangup: Signal,
+) -> ExitCode {
     let metrics = match config.metrics().map(listen_for_metrics).transpose() {
         Ok(metrics) => metrics,
         Err(sentence) => return exit::failed(&*sentence),
@@ -332,19 +351,18 @@ fn print_figures(figures: &[(&str, u64)]) {
 
 /// Signals that are served at once, also during a change. SIGHUP waits for the change before it.
 struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
+    stop: StopSignals,
     user1: Signal,
 }
 
 impl Signals {
     /// These, and SIGHUP.
     fn listen() -> io::Result<(Self, Signal)> {
-        let signals = Self {
+        let stop = StopSignals {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
-            user1: signal(SignalKind::user_defined1())?,
         };
+        let signals = Self { stop, user1: signal(SignalKind::user_defined1())? };
         Ok((signals, signal(SignalKind::hangup())?))
     }
 
@@ -353,14 +371,29 @@ impl Signals {
     async fn until_stop(&mut self, server: &Server) -> &'static str {
         loop {
             tokio::select! {
-                _ = self.interrupt.recv() => return "SIGINT",
-                _ = self.terminate.recv() => return "SIGTERM",
+                signal = self.stop.recv() => return signal,
                 _ = self.user1.recv() => {
                     let mut figures = server.figures();
                     figures.push(("suppressed_log_lines", log::suppressed_lines()));
                     print_figures(&figures);
                 }
             }
+        }
+    }
+}
+
+/// Signals to stop.
+struct StopSignals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl StopSignals {
+    /// Waits for one; returns its name.
+    async fn recv(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.interrupt.recv() => "SIGINT",
+            _ = self.terminate.recv() => "SIGTERM",
         }
     }
 }

@@ -110,9 +110,13 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts `serve`, and waits for the address and for four lines of each export.
-    pub(crate) fn start(mut command: Command, exports: usize) -> Self {
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    /// Starts `serve`, and waits as [`Running::once_ready`].
+    pub(crate) fn start(command: Command, exports: usize) -> Self {
+        Self::once_ready(spawn_serve(command), exports)
+    }
+
+    /// Waits for the address and for four lines of each export.
+    pub(crate) fn once_ready(mut child: Child, exports: usize) -> Self {
         let log = lines(child.stderr.take().unwrap());
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         let mut announced = String::new();
@@ -200,6 +204,11 @@ fn lines(stderr: ChildStderr) -> mpsc::Receiver<String> {
         }
     });
     receive
+}
+
+/// Starts `serve` for [`Running::once_ready`].
+pub(crate) fn spawn_serve(mut command: Command) -> Child {
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 pub(crate) fn serve_directory(place: &Place) -> Command {

@@ -1,7 +1,7 @@
 //! The life of a server: start, reload, stop, and the service manager.
 
-use std::fs::{self, OpenOptions};
-use std::io::Read;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixDatagram;
@@ -11,10 +11,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::fixture::{
-    ONE_EXPORT, PATIENCE, Place, Running, assert_exit, run, serve_config, serve_directory,
+    ONE_EXPORT, PATIENCE, Place, Running, assert_exit, eventually, run, serve_config,
+    serve_directory, spawn_serve,
 };
 
 #[test]
@@ -128,20 +129,60 @@ fn signals_are_served_while_a_reload_waits() {
     fs::remove_file(&config).unwrap();
     assert!(Command::new("mkfifo").arg(&config).status().unwrap().success());
     running.signal(Signal::HUP);
-    let mut writer = OpenOptions::new();
-    writer.write(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed());
-    let deadline = Instant::now() + PATIENCE;
-    // It opens once there is a reader.
-    let _writer = loop {
-        match writer.open(&config) {
-            Ok(writer) => break writer,
-            Err(error) => assert!(Instant::now() < deadline, "the reload does not begin: {error}"),
-        }
-        thread::sleep(Duration::from_millis(10));
-    };
+    let _writer = once_it_is_read(&config);
     running.signal(Signal::USR1);
     running.wait_for("suppressed_log_lines");
     running.stop(Signal::TERM);
+}
+
+/// The writing end of a FIFO, once there is a reader.
+fn once_it_is_read(fifo: &str) -> File {
+    let mut writer = OpenOptions::new();
+    writer.write(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed());
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match writer.open(fifo) {
+            Ok(writer) => return writer,
+            Err(error) => assert!(Instant::now() < deadline, "it is not read: {error}"),
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn signals_while_the_first_configuration_is_read_wait_for_the_server() {
+    let place = Place::new();
+    let config = place.configure(ONE_EXPORT);
+    let text = fs::read(&config).unwrap();
+    fs::remove_file(&config).unwrap();
+    assert!(Command::new("mkfifo").arg(&config).status().unwrap().success());
+    let child = spawn_serve(serve_config(&config));
+    let mut writer = once_it_is_read(&config);
+    fs::remove_file(&config).unwrap();
+    place.configure(&format!("{ONE_EXPORT}[[export]]\npath = \"$DIR/b\"\nname = \"/b\"\n"));
+    for signal in [Signal::HUP, Signal::USR1] {
+        kill_process(Pid::from_child(&child), signal).unwrap();
+    }
+    writer.write_all(&text).unwrap();
+    drop(writer);
+    let running = Running::once_ready(child, 1);
+    let lines = running.lines_to("reloaded");
+    assert!(lines[lines.len() - 1].contains("added /b"), "{lines:?}");
+    if !lines.iter().any(|line| line.contains("suppressed_log_lines")) {
+        running.wait_for("suppressed_log_lines");
+    }
+    running.stop(Signal::TERM);
+}
+
+#[test]
+fn a_signal_stops_a_server_whose_configuration_cannot_be_read_yet() {
+    let place = Place::new();
+    let config = place.text("spillway.toml");
+    assert!(Command::new("mkfifo").arg(&config).status().unwrap().success());
+    let mut child = spawn_serve(serve_config(&config));
+    let _writer = once_it_is_read(&config);
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    eventually(Some(Some(0)), || child.try_wait().unwrap().map(|status| status.code()));
 }
 
 #[test]
