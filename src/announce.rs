@@ -30,7 +30,9 @@ pub(crate) fn announcement(
     for export in exports.iter() {
         text += &format!("export {}\n", export.name);
         for address in addresses {
-            let host = SocketAddr::new(host_to_name(address.ip(), export), address.port());
+            let mut host = *address;
+            // Of an IPv6 address this keeps the scope.
+            host.set_ip(host_to_name(address.ip(), export));
             let written = write_mount(&mut text, host, &export.name, of_export(export, versions));
             written.expect("a String takes all that is written");
         }
@@ -56,9 +58,11 @@ fn write_mount(
     versions: NfsVersions,
 ) -> std::fmt::Result {
     let port = host.port();
-    let (proto, host) = match host.ip() {
-        IpAddr::V4(address) => ("tcp", address.to_string()),
-        IpAddr::V6(address) => ("tcp6", format!("[{address}]")),
+    let (proto, host) = match host {
+        SocketAddr::V4(host) => ("tcp", host.ip().to_string()),
+        SocketAddr::V6(host) if host.scope_id() == 0 => ("tcp6", format!("[{}]", host.ip())),
+        // Without its scope a link-local address leads nowhere.
+        SocketAddr::V6(host) => ("tcp6", format!("[{}%{}]", host.ip(), host.scope_id())),
     };
     let source = shell_quoted(&format!("{host}:{name}"));
     if versions.v4_1 || versions.v4_2 {
@@ -194,6 +198,19 @@ mod tests {
         assert!(text.contains(r"'[::1]:/it'\''s a $name' /mnt"), "{text}");
         assert!(text.contains("proto=tcp6,port=2049"), "{text}");
         assert!(text.contains("nfs://[::1]/it%27s%20a%20%24name?"), "{text}");
+    }
+
+    #[test]
+    fn the_scope_of_a_link_local_address_stays() {
+        let table = ExportTable::new(vec![export("/data", everyone())]).unwrap();
+        let address = "[fe80::1%2]:2049".parse().unwrap();
+        let expected = "listening on [fe80::1%2]:2049\n\
+            export /data\n    \
+            mount -t nfs '[fe80::1%2]:/data' /mnt\n    \
+            mount -t nfs -o vers=3,proto=tcp6,port=2049,mountport=2049,mountproto=tcp6,nolock \
+            '[fe80::1%2]:/data' /mnt\n    \
+            nfs://[fe80::1%2]/data?version=3&nfsport=2049&mountport=2049\n";
+        assert_eq!(announcement(&[address], &table, "3,4.2".parse().unwrap()), expected);
     }
 
     #[test]
