@@ -113,8 +113,8 @@ counters! {
         in "io_bytes" { "direction": "read", "mode": "read_ahead" },
     /// READs whose data was in the page cache and was taken without a wait, on any thread.
     ReadsInline => "reads_inline",
-    /// Jobs of READs that could wait for the disk. A READ that is refused past the page cache has
-    /// two.
+    /// Jobs of READs that could wait for the disk. A READ that is refused or fails past
+    /// the page cache has two.
     ReadsQueued => "reads_queued",
     /// READs through the page cache because their export's mode is `buffered`.
     ReadsCachedByMode => "reads_cached_by_mode"
@@ -156,6 +156,8 @@ counters! {
     ReadsWithoutDirect => "reads_without_direct",
     /// READs spliced from the page cache to the socket.
     ReadsSpliced => "reads_spliced",
+    /// READs that failed past the page cache, and went through it.
+    DirectReadsFailed => "direct_reads_failed",
     /// READs and WRITEs whose direct I/O the kernel refused, and which went through the page cache.
     DirectRefused => "direct_refused",
     /// WRITEs through the page cache because their export's mode is `buffered`.

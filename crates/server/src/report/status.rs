@@ -135,13 +135,14 @@ pub struct Nfs4Status {
 type Figures = BTreeMap<Figure, u64>;
 
 /// The counters that [`Status::errors`] shows.
-const ERRORS: [Counter; 7] = [
+const ERRORS: [Counter; 8] = [
     Counter::GarbageCalls,
     Counter::DeniedCalls,
     Counter::BrokenConnections,
     Counter::ConnectionsRefused,
     Counter::ConnectionsEvicted,
     Counter::DirectRefused,
+    Counter::DirectReadsFailed,
     Counter::ReaddirsCutShort,
 ];
 

@@ -118,6 +118,9 @@ enum DirectOutcome {
     /// Less than was asked for. A file system may deliver less although the file goes on; a client
     /// would take a short READ for the end.
     Short,
+    /// An error. It may be that of a write-back anywhere in the file, which the kernel reports to
+    /// the next direct read. The page cache has the truth about the range.
+    Failed(Status),
     /// The kernel refused what fits the alignment that it has reported.
     Refused,
 }
@@ -145,9 +148,11 @@ impl Vfs {
         if let Source::Direct(direct) = source {
             let align = direct.align;
             if let Some(job) = self.acquire_direct(read, direct).await? {
-                match self.on_data_thread(read.file.root(), move || job.perform()).await? {
+                let performed = self.on_data_thread(read.file.root(), move || Ok(job.perform()));
+                match performed.await? {
                     DirectOutcome::Done(done) => return Ok((done, Counter::ReadDirectBytes)),
                     DirectOutcome::Short => {}
+                    DirectOutcome::Failed(status) => note_failed(read.file, status),
                     DirectOutcome::Refused => note_refused(read.file, align),
                 }
             }
@@ -296,24 +301,40 @@ impl CachedRead {
 }
 
 impl DirectRead {
-    fn perform(self) -> Result<DirectOutcome, Status> {
+    fn perform(self) -> DirectOutcome {
         let Self { direct, widened, mut buffer, pages } = self;
-        let Some(got) = read_direct(&direct, buffer.as_mut_slice(), &widened)? else {
-            return Ok(DirectOutcome::Refused);
+        let got = match read_direct(&direct, buffer.as_mut_slice(), &widened) {
+            Ok(Some(got)) => got,
+            Ok(None) => return DirectOutcome::Refused,
+            Err(status) => return DirectOutcome::Failed(status),
         };
         drop(pages);
         let asked_of = widened.asked_of(got as u64);
         if asked_of < widened.asked().len() {
-            return Ok(DirectOutcome::Short);
+            return DirectOutcome::Short;
         }
         let len = usize::try_from(asked_of).expect("less than it got");
         let start = usize::try_from(widened.start_extra).expect("less than an alignment");
-        Ok(DirectOutcome::Done(Fetched::new(buffer, start, len)))
+        DirectOutcome::Done(Fetched::new(buffer, start, len))
+    }
+}
+
+/// Counts and logs an error of a direct READ. The client does not get it if the page cache has the
+/// data.
+fn note_failed(file: &Inode, status: Status) {
+    file.root().counters.add(Counter::DirectReadsFailed, 1);
+    // Want of space is the failure of a WRITE, whose flush reports it.
+    if !status.lacks_space() {
+        let (export, path) = (file.root().name(), file.shown_path().unwrap_or_default());
+        tracing::warn!(export, path, error = %status, "a direct READ failed; the page cache is read");
     }
 }
 
 /// Reads past the page cache on this thread, as [`io::read_direct`]. `None` if the kernel refused
 /// what fits the alignment that it has reported: neither the client's fault nor the disk's.
+///
+/// # Errors
+/// Not to be given to a client: see [`DirectOutcome::Failed`].
 pub(super) fn read_direct(
     direct: &DirectFile,
     buffer: &mut [u8],
@@ -326,7 +347,8 @@ pub(super) fn read_direct(
     }
 }
 
-/// Reads through the page cache on this thread and drops what was not in it before.
+/// Reads through the page cache on this thread and drops what was not in it before; after an error,
+/// the whole range.
 pub(super) fn read_and_drop(
     file: &Inode,
     reader: &OwnedFd,
@@ -335,9 +357,14 @@ pub(super) fn read_and_drop(
 ) -> Result<usize, Status> {
     let support = &file.root().io_support;
     if support.drops_behind() {
-        match io::read_dontcache(reader.as_fd(), slice, range.offset())? {
-            Some(len) => return Ok(len),
-            None => support.note_no_drop_behind(|| file.root().name()),
+        match io::read_dontcache(reader.as_fd(), slice, range.offset()) {
+            Ok(Some(len)) => return Ok(len),
+            Ok(None) => support.note_no_drop_behind(|| file.root().name()),
+            Err(error) => {
+                // The kernel drops what it delivers. It is not known which of the rest was cached.
+                drop_pages(reader, range);
+                return Err(error.into());
+            }
         }
     }
     drop_behind(reader, range, || Ok(io::read_at(reader.as_fd(), slice, range.offset())?))
@@ -354,24 +381,35 @@ pub(super) fn drop_behind<T>(
     // systems answer that question with an error, which is none of the data.
     let before = io::resident_ranges(reader.as_fd(), range).unwrap_or(None);
     let result = work();
-    for others in before.iter().flat_map(|before| before.absent_in(range)) {
-        if let Err(error) = io::drop_clean(reader.as_fd(), others) {
-            tracing::debug!(%error, "pages were not dropped");
-        }
-    }
+    before
+        .iter()
+        .flat_map(|before| before.absent_in(range))
+        .for_each(|rest| drop_pages(reader, rest));
     result
+}
+
+fn drop_pages(reader: &OwnedFd, range: ByteRange) {
+    if let Err(error) = io::drop_clean(reader.as_fd(), range) {
+        tracing::debug!(%error, "pages were not dropped");
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+    use std::path::{Path, PathBuf};
+    use std::process::Command;
+    use std::time::Instant;
 
-    use io::IoMode;
+    use io::{IoMode, cache_state};
+    use rustix::fs::{Advice, fadvise};
 
-    use super::super::readable::{Readable, open, serve};
+    use super::super::readable::{Readable, object, open, root_caller, serve};
     use super::*;
     use crate::fs::LiveAttributes;
-    use crate::skip::skip;
+    use crate::loop_device::LoopDevice;
+    use crate::skip::{skip, skip_in_ci_too};
 
     /// A file in memory stands for the one on DAX: the kernel refuses the same reads of it.
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -397,5 +435,122 @@ mod tests {
             assert_eq!(fetched.len(), 8192);
             assert_eq!(file.root().io_support.drops_behind(), is_dax);
         }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn read_that_fails_leaves_no_pages_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("export/f");
+        std::fs::create_dir(dir.path().join("export")).unwrap();
+        std::fs::write(&path, [7; 8192]).unwrap();
+        let server = serve(dir.path()).await;
+        let file = open(&server, &path).await;
+        let local = File::open(&path).unwrap();
+        local.sync_all().unwrap();
+        let range = ByteRange::between(0, 8192);
+        let reader = OwnedFd::from(local.try_clone().unwrap());
+        assert_eq!(read_and_drop(&file, &reader, &mut [0; 8192], range), Ok(8192));
+        match cache_state(local.as_fd(), range).unwrap() {
+            Some(state) if state.cached > 0 && file.root().io_support.drops_behind() => {}
+            _ => return skip_in_ci_too("the kernel shows no cached pages, or drops none"),
+        }
+        // The kernel refuses to read with this descriptor.
+        let writer = OwnedFd::from(File::options().write(true).open(&path).unwrap());
+        let failed = read_and_drop(&file, &writer, &mut [0; 8192], range);
+        assert_eq!(failed, Err(Status::Io(Errno::BADF)));
+        assert_eq!(cache_state(local.as_fd(), range).unwrap().unwrap().cached, 0);
+    }
+
+    /// An ext4 at `export` in `dir` with a file `f`, on a disk that takes no more than it has.
+    struct FullDisk {
+        mounts: [PathBuf; 2],
+        device: LoopDevice,
+    }
+
+    impl FullDisk {
+        const FILE_BYTES: usize = 2 << 20;
+
+        fn at(dir: &Path) -> Result<Self, String> {
+            let failed = |error: std::io::Error| error.to_string();
+            let [export, backing] = ["export", "backing"].map(|name| dir.join(name));
+            for at in [&export, &backing] {
+                std::fs::create_dir(at).map_err(failed)?;
+            }
+            run("mount", &["-t", "tmpfs", "-o", "size=16m", "tmpfs", text(&backing)])?;
+            let image = backing.join("image");
+            let attached = File::create(&image)
+                .and_then(|image| image.set_len(64 << 20))
+                .map_err(failed)
+                .and_then(|()| LoopDevice::on(&image, 4096));
+            let device = attached.inspect_err(|_| unmount(&backing))?;
+            let disk = Self { mounts: [export, backing], device };
+            let device = text(disk.device.path());
+            run("mkfs.ext4", &["-q", "-O", "^has_journal", "-E", "lazy_itable_init=1", device])?;
+            run("mount", &[device, text(&disk.mounts[0])])?;
+            let file = File::create(disk.file()).map_err(failed)?;
+            file.write_all_at(&vec![7; Self::FILE_BYTES], 0).map_err(failed)?;
+            rustix::fs::syncfs(&file).map_err(|error| error.to_string())?;
+            // Not all of it fits.
+            let _ = std::fs::write(disk.mounts[1].join("filling"), vec![0; 16 << 20]);
+            Ok(disk)
+        }
+
+        fn file(&self) -> PathBuf {
+            self.mounts[0].join("f")
+        }
+    }
+
+    impl Drop for FullDisk {
+        fn drop(&mut self) {
+            self.mounts.iter().for_each(|at| unmount(at));
+        }
+    }
+
+    fn unmount(at: &Path) {
+        let _ = run("umount", &["--lazy", text(at)]);
+    }
+
+    fn text(path: &Path) -> &str {
+        path.to_str().expect("UTF-8")
+    }
+
+    fn run(program: &str, args: &[&str]) -> Result<(), String> {
+        let output =
+            Command::new(program).args(args).output().map_err(|error| error.to_string())?;
+        let error = || String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        if output.status.success() { Ok(()) } else { Err(error()) }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn direct_read_does_not_get_the_error_of_a_write_back_elsewhere_in_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = match FullDisk::at(dir.path()) {
+            Ok(disk) => disk,
+            Err(error) => return skip(&error),
+        };
+        let first = ByteRange::between(0, 8192);
+        let server = serve(dir.path()).await;
+        let file = open(&server, &disk.file()).await;
+        let (vfs, mut object) = (&server.service().vfs, object(&server, &file));
+        object.policy.read = IoMode::Direct;
+        let local = File::options().read(true).write(true).open(disk.file()).unwrap();
+        local.write_all_at(&[8; 1 << 20], FullDisk::FILE_BYTES as u64).unwrap();
+        // As the kernel's own write-back does, this leaves the error to the file.
+        assert!(rustix::fs::syncfs(&local).is_err(), "the disk is full");
+        fadvise(&local, 0, None, Advice::DontNeed).unwrap();
+        let call = CallId::local(1, 1);
+        let answer = vfs.read(&root_caller(), (&object, &file), call, 0, 8192).await;
+        assert_eq!(answer.result.map(|done| done.count()), Ok(8192));
+        let data = Readable::of(vfs, &file).await;
+        assert!(!data.read(IoMode::Direct, first).file.data().has_failed(Instant::now));
+        let counted = |counter| file.root().counters.value(counter);
+        if counted(Counter::ReadsDirect) == 0 || counted(Counter::ReadDirectBytes) > 0 {
+            return skip_in_ci_too("no direct read here has failed");
+        }
+        assert_eq!(counted(Counter::DirectReadsFailed), 1);
+        if let Some(state) = cache_state(local.as_fd(), first).unwrap() {
+            assert_eq!(state.cached, 0, "dropped behind");
+        }
+        assert!(local.sync_data().is_err(), "a flush still gets the error");
     }
 }

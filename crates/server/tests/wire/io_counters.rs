@@ -10,7 +10,7 @@ use crate::local_file::{LocalFile, content};
 use crate::skip::skip_in_ci_too;
 
 /// All counters of a route. (How long a READ took decides which thread served it, which is none.)
-const WAYS: [Counter; 19] = [
+const WAYS: [Counter; 20] = [
     ReadsCachedByMode,
     ReadsCachedInFreeMemory,
     ReadsCachedAsReread,
@@ -21,6 +21,7 @@ const WAYS: [Counter; 19] = [
     ReadsWithoutDirect,
     ReadsSpliced,
     DirectRefused,
+    DirectReadsFailed,
     WritesCachedByMode,
     WritesCachedInFreeMemory,
     WritesWindowByMode,
