@@ -26,6 +26,27 @@ pub enum NowaitRead {
     Unsupported,
 }
 
+/// An error of reading, writing or flushing the data of a file.
+///
+/// A number of its own type, because it may be the one that the block layer has for a failure of
+/// the device: direct I/O and write-back pass on `EILSEQ`, `ENODEV`, `EBUSY` and others, which mean
+/// something else where a file is named or opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(transparent)]
+pub struct DataError(pub Errno);
+
+impl From<Errno> for DataError {
+    fn from(errno: Errno) -> Self {
+        Self(errno)
+    }
+}
+
+impl From<DataError> for io::Error {
+    fn from(error: DataError) -> Self {
+        error.0.into()
+    }
+}
+
 /// A write that did not go in whole.
 #[derive(Debug, thiserror::Error)]
 #[error("write failed after {written} bytes")]
@@ -35,7 +56,7 @@ pub struct WriteError {
     pub written: usize,
     /// Why it stopped.
     #[source]
-    pub error: io::Error,
+    pub error: DataError,
 }
 
 /// Reads at `offset` until `buf` is full or the file ends; returns the bytes read.
@@ -43,7 +64,7 @@ pub struct WriteError {
 /// # Errors
 /// The first error other than an interruption; what was read before it is not reported. `EINVAL`
 /// for an offset beyond `i64::MAX`, which no file reaches.
-pub fn read_at(fd: BorrowedFd<'_>, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+pub fn read_at(fd: BorrowedFd<'_>, buf: &mut [u8], offset: u64) -> Result<usize, DataError> {
     let buf = within_file_offsets(buf, offset)?;
     Ok(read_all(buf, offset, |part, offset| pread(fd, part, offset))?)
 }
@@ -110,7 +131,7 @@ pub fn read_dontcache(
     fd: BorrowedFd<'_>,
     buf: &mut [u8],
     offset: u64,
-) -> io::Result<Option<usize>> {
+) -> Result<Option<usize>, DataError> {
     let buf = within_file_offsets(buf, offset)?;
     let outcome = read_all(buf, offset, |part, offset| {
         preadv2(fd, &mut [IoSliceMut::new(part)], offset, RWF_DONTCACHE)
@@ -134,7 +155,7 @@ pub fn try_read_at_nowait(
     buf: &mut [u8],
     offset: u64,
     size_hint: u64,
-) -> io::Result<NowaitRead> {
+) -> Result<NowaitRead, DataError> {
     let buf = within_file_offsets(buf, offset)?;
     let wanted = buf.len();
     match preadv2(fd, &mut [IoSliceMut::new(buf)], offset, ReadWriteFlags::NOWAIT) {
@@ -258,7 +279,7 @@ fn write_steps(
     while written < len {
         let error = match write_from(written) {
             // Not documented for regular files, and looping on it would never end.
-            Ok(0) => io::ErrorKind::WriteZero.into(),
+            Ok(0) => Errno::IO.into(),
             Ok(accepted) => {
                 written += accepted;
                 continue;

@@ -8,7 +8,7 @@ use rustix::io::{Errno, pread, pwritev};
 
 use crate::align::{DioAlign, WidenedRead, WriteSplit};
 use crate::byte_range::ByteRange;
-use crate::data_file::{WriteError, write_all_parts};
+use crate::data_file::{DataError, WriteError, write_all_parts};
 use crate::slab::BUFFER_ALIGN;
 
 /// The alignment that direct I/O on the open file requires; `None` if the file does not support
@@ -52,7 +52,11 @@ pub fn dio_align(fd: BorrowedFd<'_>) -> io::Result<Option<DioAlign>> {
 ///
 /// # Panics
 /// `buf` is shorter than the widened range.
-pub fn read_direct(fd: BorrowedFd<'_>, buf: &mut [u8], read: &WidenedRead) -> io::Result<usize> {
+pub fn read_direct(
+    fd: BorrowedFd<'_>,
+    buf: &mut [u8],
+    read: &WidenedRead,
+) -> Result<usize, DataError> {
     let len = usize::try_from(read.range().len()).unwrap_or(usize::MAX);
     assert!(buf.len() >= len, "{} bytes have no room for {read}", buf.len());
     read_in_steps(
@@ -69,7 +73,7 @@ fn read_in_steps(
     read: &WidenedRead,
     mut read_once: impl FnMut(&mut [u8], u64) -> Result<usize, Errno>,
     mut size: impl FnMut() -> Result<u64, Errno>,
-) -> io::Result<usize> {
+) -> Result<usize, DataError> {
     let step = usize::try_from(read.step()).expect("an alignment is a u32");
     // `next` is where the next read begins, at most one step before the end of what is `done`.
     let (mut next, mut done) = (0, 0);

@@ -117,7 +117,7 @@ fn stream_window(file: &Arc<OwnedFd>, data: &[u8], stream_bytes: u64) -> io::Res
         intent.enroll(file, range);
     }
     window.shutdown();
-    view.take_error().map_or(Ok(()), Err)
+    view.take_error().map_or(Ok(()), |error| Err(error.into()))
 }
 
 /// `false` if there are no such writes.

@@ -93,8 +93,8 @@ pub use clone_range::clone_range;
 pub use close::check_close;
 pub use closed_stdout::stdout_was_closed;
 pub use data_file::{
-    NowaitRead, WriteError, read_at, read_dontcache, read_into_cache, try_read_at_nowait, write_at,
-    write_dontcache, write_parts_at,
+    DataError, NowaitRead, WriteError, read_at, read_dontcache, read_into_cache,
+    try_read_at_nowait, write_at, write_dontcache, write_parts_at,
 };
 pub use descriptor_path::path_of;
 pub use descriptor_table::{raise_open_file_limit, reserve_descriptors};

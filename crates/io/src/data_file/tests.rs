@@ -62,13 +62,13 @@ fn offsets_at_the_edge_of_the_range_are_errors_or_the_end() {
     }
     for offset in [MAX + 1, u64::MAX - 1, u64::MAX] {
         let error = read_at(file.as_fd(), &mut buf, offset).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "at {offset}");
+        assert_eq!(error, DataError(Errno::INVAL), "at {offset}");
         let error = try_read_at_nowait(file.as_fd(), &mut buf, offset, 10).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "at {offset}");
+        assert_eq!(error, DataError(Errno::INVAL), "at {offset}");
     }
     for offset in [MAX - 15, MAX, MAX + 1, u64::MAX - 16, u64::MAX] {
         let WriteError { written, error } = write_at(file.as_fd(), &buf, offset).unwrap_err();
-        assert_eq!((written, error.raw_os_error()), (0, Some(libc::EFBIG)), "at {offset}");
+        assert_eq!((written, error), (0, DataError(Errno::FBIG)), "at {offset}");
     }
     assert_eq!(file.metadata().unwrap().len(), 10, "no write went in");
 }
@@ -96,7 +96,7 @@ fn a_failed_write_returns_the_bytes_written() {
     file.set_len(4096).unwrap();
     fcntl_add_seals(&file, SealFlags::GROW).unwrap();
     let failed = write_at(file.as_fd(), &[7; 8192], 0).unwrap_err();
-    assert_eq!((failed.written, failed.error.raw_os_error()), (4096, Some(libc::EPERM)));
+    assert_eq!((failed.written, failed.error), (4096, DataError(Errno::PERM)));
     assert_eq!(failed.to_string(), "write failed after 4096 bytes");
     let mut buf = [0; 4096];
     assert_eq!(read_at(file.as_fd(), &mut buf, 0).unwrap(), 4096);
@@ -107,12 +107,12 @@ fn a_failed_write_returns_the_bytes_written() {
 fn errors_of_the_system_come_through() {
     let full = File::options().write(true).open("/dev/full").unwrap();
     let failed = write_at(full.as_fd(), b"x", 0).unwrap_err();
-    assert_eq!((failed.written, failed.error.raw_os_error()), (0, Some(libc::ENOSPC)));
+    assert_eq!((failed.written, failed.error), (0, DataError(Errno::NOSPC)));
     let error = read_at(full.as_fd(), &mut [0], 0).unwrap_err();
-    assert_eq!(error.raw_os_error(), Some(libc::EBADF));
+    assert_eq!(error, DataError(Errno::BADF));
     let directory = File::open("/").unwrap();
     let error = read_at(directory.as_fd(), &mut [0], 0).unwrap_err();
-    assert_eq!(error.raw_os_error(), Some(libc::EISDIR));
+    assert_eq!(error, DataError(Errno::ISDIR));
 }
 
 #[test]
@@ -248,9 +248,9 @@ fn an_unknown_flag_is_distinguished_from_a_failure() {
     assert_eq!(&found[..4], b"data", "nothing was written");
 
     let error = read_dontcache(file.as_fd(), &mut found, MAX + 1).unwrap_err();
-    assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
+    assert_eq!(error, DataError(Errno::INVAL));
     let failed = write_dontcache(file.as_fd(), &[b"x"], MAX).unwrap_err();
-    assert_eq!((failed.written, failed.error.raw_os_error()), (0, Some(libc::EFBIG)));
+    assert_eq!((failed.written, failed.error), (0, DataError(Errno::FBIG)));
     let (_, write_end) = std::io::pipe().unwrap();
     assert!(read_dontcache(write_end.as_fd(), &mut found, 0).is_err());
     assert!(write_dontcache(write_end.as_fd(), &[b"x"], 0).is_err());
@@ -267,7 +267,7 @@ fn parts_are_adjacent_in_the_file() {
     let got = read_at(file.as_fd(), &mut found, 0).unwrap();
     assert_eq!(found[..got], content);
     let failed = write_parts_at(file.as_fd(), &parts, MAX).unwrap_err();
-    assert_eq!((failed.written, failed.error.raw_os_error()), (0, Some(libc::EFBIG)));
+    assert_eq!((failed.written, failed.error), (0, DataError(Errno::FBIG)));
 }
 
 #[test]

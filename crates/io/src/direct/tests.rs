@@ -139,7 +139,7 @@ impl SimulatedFile {
         write_in_segments(segments, parts, |route, part, offset| self.write(route, part, offset))
     }
 
-    fn read_direct(&mut self, buf: &mut [u8], read: &WidenedRead) -> io::Result<usize> {
+    fn read_direct(&mut self, buf: &mut [u8], read: &WidenedRead) -> Result<usize, DataError> {
         let size = self.content.len() as u64;
         read_in_steps(buf, read, |part, offset| self.read(part, offset), || Ok(size))
     }
@@ -214,7 +214,7 @@ fn no_short_segment_passes_for_a_whole_one() {
                     .sum::<usize>();
 
             let failed = file.write_segments(&segments, data.as_slice()).unwrap_err();
-            assert_eq!(failed.error.raw_os_error(), Some(libc::ENOSPC));
+            assert_eq!(failed.error, DataError(Errno::NOSPC));
             assert_eq!(failed.written, before + taken, "{percent} % of segment {short}");
             let start = usize::try_from(whole.offset()).unwrap();
             assert_eq!(file.content[start..], data.as_slice()[..before + taken]);
@@ -290,7 +290,7 @@ fn a_failed_direct_write_stops_there() {
             if route == Route::Direct { Err(error) } else { Ok(len) }
         })
         .unwrap_err();
-        assert_eq!((failed.written, failed.error.kind()), (100, io::Error::from(error).kind()));
+        assert_eq!((failed.written, failed.error), (100, DataError(error)));
         assert_eq!(routes, [Route::Cached, Route::Direct], "{error}");
     }
 }
@@ -387,7 +387,7 @@ fn failed_reads_are_errors() {
     let mut file = SimulatedFile::holding(10_000, aligned_to(4096));
     let read = aligned_to(512).widen_read(range(512, 512)).unwrap();
     let error = file.read_direct(&mut [0; 512], &read).unwrap_err();
-    assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
+    assert_eq!(error, DataError(Errno::INVAL));
 }
 
 #[test]
@@ -438,7 +438,7 @@ proptest! {
                     (done.written, false)
                 }
                 Err(failed) => {
-                    prop_assert_eq!(failed.error.raw_os_error(), Some(libc::ENOSPC));
+                    prop_assert_eq!(failed.error, DataError(Errno::NOSPC));
                     (failed.written, true)
                 }
             };

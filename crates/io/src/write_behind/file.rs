@@ -1,7 +1,6 @@
 //! One file in the window: what its writers call, and the steps that a thread takes for it.
 
 use std::fmt;
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
@@ -12,7 +11,7 @@ use super::pages::{self, Method};
 use super::runs::{Action, Arrival, Runs, Step, Urgency, bytes_of};
 use super::shared::{Booked, Change, Grants, Place, Reservation, Shared};
 use crate::byte_range::ByteRange;
-use crate::data_file::{WriteError, write_parts_at};
+use crate::data_file::{DataError, WriteError, write_parts_at};
 use crate::descriptor_path::path_of;
 use crate::direct::split_off;
 use crate::engine::rouse_owed;
@@ -198,7 +197,10 @@ impl WriteBehindFile {
     ///
     /// # Errors
     /// That of `sync`; that of [`take_error`](Self::take_error). Both are reported by this call.
-    pub fn flush(self: &Arc<Self>, sync: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    pub fn flush(
+        self: &Arc<Self>,
+        sync: impl FnOnce() -> Result<(), DataError>,
+    ) -> Result<(), DataError> {
         self.lock().flushes += 1;
         let flushed = sync();
         let mut state = self.lock();
@@ -226,13 +228,13 @@ impl WriteBehindFile {
     /// `fsync` of a descriptor that was enrolled proves nothing by itself, and is called by
     /// [`flush`](Self::flush).
     #[must_use]
-    pub fn take_error(&self) -> Option<io::Error> {
+    pub fn take_error(&self) -> Option<DataError> {
         let mut state = self.lock();
         let returns = state.returns;
         while state.is_at_disk && state.returns == returns {
             state = self.wait_for_step(state);
         }
-        state.error.take().map(io::Error::from)
+        state.error.take().map(DataError)
     }
 
     /// Whether the window holds nothing of the file: no bytes and no descriptor. There may be an
@@ -613,7 +615,7 @@ mod tests {
         file.queue_again(&mut file.lock()).deliver();
         assert!(file.is_idle());
         let error = file.take_error().expect("the start has failed");
-        assert_eq!(error.raw_os_error(), Some(Errno::BADF.raw_os_error()));
+        assert_eq!(error, DataError(Errno::BADF));
         assert!(file.take_error().is_none());
         assert_eq!(window.counts().errors, 1);
     }
@@ -666,7 +668,7 @@ mod tests {
         enroll_page(&file, fd.as_fd(), &fd, 0);
         file.step(Urgency::Pressed);
         let flushed = file.flush(|| Err(Errno::IO.into()));
-        assert_eq!(flushed.unwrap_err().raw_os_error(), Some(Errno::IO.raw_os_error()));
+        assert_eq!(flushed, Err(DataError(Errno::IO)));
         file.step(Urgency::Pressed);
         assert_eq!((window.counts().bytes_kept, window.counts().bytes_dropped), (4096, 0));
         assert!(file.take_error().is_none());
@@ -833,7 +835,7 @@ mod tests {
         let flushing = Arc::clone(&file);
         std::thread::spawn(move || sender.send(flushing.take_error()));
         let error = flushed.recv_timeout(Duration::from_secs(10)).expect("a flush does not hang");
-        assert_eq!(error.unwrap().raw_os_error(), Some(Errno::IO.raw_os_error()));
+        assert_eq!(error, Some(DataError(Errno::IO)));
         assert_eq!(window.bytes(), 0);
         assert!(file.is_idle());
         drop(file.reserve_blocking(WriteBehindConfig::default().window_bytes - 4096));

@@ -15,7 +15,7 @@ pub(crate) enum Status {
     /// The disk failed, or the system returned an error that no file operation should end in. The
     /// log line of the call shows it.
     Io(Errno),
-    /// No such device or address.
+    /// No data or hole at the offset or behind it: the answer of SEEK (ENXIO).
     NoDevice,
     /// The caller may not do this (EACCES).
     Access,
@@ -120,7 +120,6 @@ impl From<Errno> for Status {
         match errno {
             Errno::PERM => Self::NotOwner,
             Errno::NOENT => Self::NoEntry,
-            Errno::NXIO | Errno::NODEV => Self::NoDevice,
             Errno::ACCESS => Self::Access,
             Errno::EXIST => Self::Exists,
             Errno::XDEV => Self::CrossDevice,
@@ -144,7 +143,9 @@ impl From<Errno> for Status {
             Errno::NOMEM | Errno::AGAIN => Self::Delay,
             Errno::BUSY => Self::Busy,
             Errno::MFILE | Errno::NFILE => Self::NoDescriptor,
-            Errno::IO => Self::Io(errno),
+            // ENXIO and ENODEV of a device that is gone too: no procedure that names or opens an
+            // object may end in them.
+            Errno::IO | Errno::NXIO | Errno::NODEV => Self::Io(errno),
             // Numbers of other subsystems, and those that a mistake of the server's own brings
             // (EBADF, EFAULT).
             unexpected => Self::Io(unexpected),
@@ -152,7 +153,39 @@ impl From<Errno> for Status {
     }
 }
 
+impl From<io::DataError> for Status {
+    /// Maps the errors of reading and writing. A number keeps its meaning where no failure of a
+    /// device has it, or where it is true of that failure as well (no space, no memory), and where
+    /// READ and WRITE may end in it. The arguments of the calls have been checked, so `EINVAL` is a
+    /// failure too.
+    fn from(io::DataError(errno): io::DataError) -> Self {
+        match errno {
+            Errno::ROFS | Errno::ACCESS | Errno::TXTBSY | Errno::MFILE | Errno::NFILE => {
+                Self::from(errno)
+            }
+            // A file that was made immutable after it was opened.
+            Errno::PERM => Self::Access,
+            errno => Self::of_flush(io::DataError(errno)),
+        }
+    }
+}
+
 impl Status {
+    /// Maps the errors of a flush. The data was accepted, so a number that is about permission is a
+    /// failure as well, and COMMIT may not end in it: `EROFS` of an ext4 that has stopped after an
+    /// error of its disk.
+    pub(crate) fn of_flush(io::DataError(errno): io::DataError) -> Self {
+        match errno {
+            Errno::NOSPC
+            | Errno::DQUOT
+            | Errno::FBIG
+            | Errno::STALE
+            | Errno::NOMEM
+            | Errno::AGAIN => Self::from(errno),
+            failure => Self::Io(failure),
+        }
+    }
+
     /// Whether a call has failed for want of space, on the disk or in the quota of a user.
     pub(crate) fn lacks_space(self) -> bool {
         matches!(self, Self::NoSpace | Self::Quota)
@@ -209,9 +242,61 @@ mod tests {
         }
     }
 
+    /// Those of `blk_errors` in the kernel's `block/blk-core.c`.
+    #[test]
+    fn failures_of_a_device_are_faults_of_data_calls() {
+        let failures = [
+            Errno::OPNOTSUPP,
+            Errno::TIMEDOUT,
+            Errno::NOLINK,
+            Errno::REMOTEIO,
+            Errno::BADE,
+            Errno::NODATA,
+            Errno::ILSEQ,
+            Errno::BUSY,
+            Errno::NODEV,
+            Errno::REMCHG,
+            Errno::TOOMANYREFS,
+            Errno::OVERFLOW,
+            Errno::TIME,
+            Errno::INVAL,
+            Errno::IO,
+        ];
+        for errno in failures {
+            let status = Status::from(io::DataError(errno));
+            assert_eq!((status, status.is_fault()), (Status::Io(errno), true), "{errno:?}");
+            assert_eq!(Status::of_flush(io::DataError(errno)), status, "{errno:?}");
+        }
+        let true_of_others = [
+            (Errno::NOSPC, Status::NoSpace),
+            (Errno::NOMEM, Status::Delay),
+            (Errno::AGAIN, Status::Delay),
+            (Errno::DQUOT, Status::Quota),
+            (Errno::FBIG, Status::TooLarge),
+            (Errno::STALE, Status::Stale),
+        ];
+        for (errno, status) in true_of_others {
+            assert_eq!(Status::from(io::DataError(errno)), status, "{errno:?}");
+            assert_eq!(Status::of_flush(io::DataError(errno)), status, "{errno:?}");
+        }
+        let true_before_a_flush = [
+            (Errno::ROFS, Status::ReadOnly),
+            (Errno::ACCESS, Status::Access),
+            (Errno::PERM, Status::Access),
+            (Errno::TXTBSY, Status::Access),
+            (Errno::MFILE, Status::NoDescriptor),
+            (Errno::NFILE, Status::NoDescriptor),
+        ];
+        for (errno, status) in true_before_a_flush {
+            assert_eq!(Status::from(io::DataError(errno)), status, "{errno:?}");
+            assert_eq!(Status::of_flush(io::DataError(errno)), Status::Io(errno), "{errno:?}");
+        }
+    }
+
     #[test]
     fn only_errors_of_the_system_are_faults() {
-        for errno in [Errno::IO, Errno::BADF, Errno::FAULT, Errno::PROTO] {
+        for errno in [Errno::IO, Errno::NXIO, Errno::NODEV, Errno::BADF, Errno::FAULT, Errno::PROTO]
+        {
             assert!(Status::from(errno).is_fault(), "{errno:?}");
         }
         for errno in [Errno::NOSPC, Errno::STALE, Errno::ACCESS, Errno::MFILE, Errno::NOENT] {

@@ -79,7 +79,7 @@ impl Inode {
         if flushed.is_err() {
             self.state.discard_errors();
         }
-        Ok(flushed?)
+        flushed.map_err(Status::of_flush)
     }
 }
 
@@ -88,10 +88,76 @@ impl Inode {
     /// Makes each flush of a regular file fail, as a disk that takes nothing does, while what this
     /// returns is held: `fsync` refuses a pipe, which is its descriptor for writing from now on.
     pub(super) fn fail_flushes(&self) -> Arc<std::os::fd::OwnedFd> {
-        let file = self.file().unwrap();
-        let writer = Arc::new(rustix::pipe::pipe().unwrap().1);
+        self.write_with(rustix::pipe::pipe().unwrap().1)
+    }
+
+    /// Has a regular file written, and flushed, by this descriptor from now on.
+    fn write_with(&self, writer: std::os::fd::OwnedFd) -> Arc<std::os::fd::OwnedFd> {
+        let (file, writer) = (self.file().unwrap(), Arc::new(writer));
         file.state.note_writer(&writer);
         file.descriptors().write = Some(Arc::clone(&writer));
         writer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+
+    use std::fs::File;
+    use std::path::Path;
+    use std::process::Command;
+
+    use super::super::InodeCache;
+    use super::super::two_devices::{TestExport, engine};
+    use super::*;
+    use crate::skip::skip;
+
+    #[tokio::test]
+    async fn error_of_a_flush_is_a_fault_whatever_its_number() {
+        let (files, engine) = (InodeCache::new(1000), engine(1));
+        let export = TestExport::in_directory(&files, 1, &std::env::temp_dir());
+        let file = files.find(&export.file).unwrap();
+        let _writer = file.fail_flushes();
+        file.note_change();
+        assert_eq!(file.flush(&engine, Flush::All).await, Err(Status::Io(Errno::INVAL)));
+    }
+
+    /// A file system on a loop device, until this is dropped.
+    struct Mounted<'a>(&'a Path);
+
+    impl Drop for Mounted<'_> {
+        fn drop(&mut self) {
+            run("umount", &["--lazy".as_ref(), self.0]);
+        }
+    }
+
+    fn run(program: &str, args: &[&Path]) -> bool {
+        Command::new(program).args(args).output().is_ok_and(|output| output.status.success())
+    }
+
+    #[tokio::test]
+    async fn flush_fails_with_an_io_error_after_the_file_system_has_stopped() {
+        let dir = tempfile::tempdir().unwrap();
+        let (image, at) = (dir.path().join("image"), dir.path().join("mounted"));
+        std::fs::create_dir(&at).unwrap();
+        File::create(&image).unwrap().set_len(32 << 20).unwrap();
+        if !run("mkfs.ext4", &["-q".as_ref(), &image])
+            || !run("mount", &["-o".as_ref(), "loop".as_ref(), &image, &at])
+        {
+            return skip("no ext4 can be mounted");
+        }
+        let _mounted = Mounted(&at);
+        let (files, engine) = (InodeCache::new(1000), engine(1));
+        let export = TestExport::in_directory(&files, 1, &at);
+        let file = files.find(&export.file).unwrap();
+        let writer = File::options().write(true).open(export.file_path()).unwrap();
+        let _writer = file.write_with(writer.into());
+        // As after an error of the disk.
+        if !run("mount", &["-o".as_ref(), "remount,abort".as_ref(), &at]) {
+            return skip("an ext4 cannot be stopped");
+        }
+        file.note_change();
+        assert_eq!(file.flush(&engine, Flush::All).await, Err(Status::Io(Errno::ROFS)));
     }
 }

@@ -10,7 +10,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use io::{KernelHandle, WriteBehindFile};
+use io::{DataError, KernelHandle, WriteBehindFile};
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
@@ -130,8 +130,8 @@ impl InodeState {
     /// As [`WriteBehindFile::flush`].
     pub(super) fn flush_with_window(
         &self,
-        sync: impl FnOnce() -> std::io::Result<()>,
-    ) -> std::io::Result<()> {
+        sync: impl FnOnce() -> Result<(), DataError>,
+    ) -> Result<(), DataError> {
         if let Some(window) = self.window() {
             return window.flush(sync);
         }

@@ -1,7 +1,7 @@
 //! Exports on two devices, for tests of what one may not wait for on the other.
 
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 
 use io::{Engine, EngineConfig, Share};
@@ -65,9 +65,13 @@ impl TestExport {
         }
     }
 
+    pub(super) fn file_path(&self) -> PathBuf {
+        self.dir.path().join("f")
+    }
+
     /// Removes the file, as a local program does.
     pub(super) fn remove_file(&self) {
-        std::fs::remove_file(self.dir.path().join("f")).unwrap();
+        std::fs::remove_file(self.file_path()).unwrap();
     }
 
     pub(super) fn device(&self) -> Device {

@@ -122,7 +122,11 @@ impl Vfs {
             return Err(Status::NoDevice);
         }
         // The descriptor is shared, but only its position changes, which no other operation uses.
-        let found = self.engine.data(move || seek(&*reader, position)).await?;
+        let found = self.engine.data(move || seek(&*reader, position)).await;
+        let found = found.map_err(|errno| match errno {
+            Errno::NXIO => Status::NoDevice,
+            errno => errno.into(),
+        })?;
         Ok((found, found >= size))
     }
 

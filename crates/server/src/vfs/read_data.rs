@@ -118,7 +118,7 @@ enum DirectOutcome {
     /// Less than was asked for. A file system may deliver less although the file goes on; a client
     /// would take a short READ for the end.
     Short,
-    /// An error. It may be that of a write-back anywhere in the file, which the kernel reports to
+    /// An error that may be that of a write-back anywhere in the file, which the kernel reports to
     /// the next direct read. The page cache has the truth about the range.
     Failed(Status),
     /// The kernel refused what fits the alignment that it has reported.
@@ -148,7 +148,7 @@ impl Vfs {
         if let Source::Direct(direct) = source {
             let align = direct.align;
             if let Some(job) = self.acquire_direct(read, direct).await? {
-                let performed = self.on_data_thread(read.file.root(), move || Ok(job.perform()));
+                let performed = self.on_data_thread(read.file.root(), move || job.perform());
                 match performed.await? {
                     DirectOutcome::Done(done) => return Ok((done, Counter::ReadDirectBytes)),
                     DirectOutcome::Short => {}
@@ -301,21 +301,28 @@ impl CachedRead {
 }
 
 impl DirectRead {
-    fn perform(self) -> DirectOutcome {
+    /// # Errors
+    /// `Io` of a device that has failed.
+    fn perform(self) -> Result<DirectOutcome, Status> {
         let Self { direct, widened, mut buffer, pages } = self;
         let got = match read_direct(&direct, buffer.as_mut_slice(), &widened) {
             Ok(Some(got)) => got,
-            Ok(None) => return DirectOutcome::Refused,
-            Err(status) => return DirectOutcome::Failed(status),
+            Ok(None) => return Ok(DirectOutcome::Refused),
+            // A write-back elsewhere in the file has left EIO or ENOSPC. Another number is that of
+            // the device; but some file systems refuse direct I/O by EOPNOTSUPP.
+            Err(status @ Status::Io(errno)) if !matches!(errno, Errno::IO | Errno::OPNOTSUPP) => {
+                return Err(status);
+            }
+            Err(status) => return Ok(DirectOutcome::Failed(status)),
         };
         drop(pages);
         let asked_of = widened.asked_of(got as u64);
         if asked_of < widened.asked().len() {
-            return DirectOutcome::Short;
+            return Ok(DirectOutcome::Short);
         }
         let len = usize::try_from(asked_of).expect("less than it got");
         let start = usize::try_from(widened.start_extra).expect("less than an alignment");
-        DirectOutcome::Done(Fetched::new(buffer, start, len))
+        Ok(DirectOutcome::Done(Fetched::new(buffer, start, len)))
     }
 }
 
@@ -334,7 +341,7 @@ fn note_failed(file: &Inode, status: Status) {
 /// what fits the alignment that it has reported: neither the client's fault nor the disk's.
 ///
 /// # Errors
-/// Not to be given to a client: see [`DirectOutcome::Failed`].
+/// Not all are to be given to a client: see [`DirectOutcome::Failed`].
 pub(super) fn read_direct(
     direct: &DirectFile,
     buffer: &mut [u8],
@@ -342,7 +349,7 @@ pub(super) fn read_direct(
 ) -> Result<Option<usize>, Status> {
     match io::read_direct(direct.fd.as_fd(), buffer, widened) {
         Ok(got) => Ok(Some(got)),
-        Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => Ok(None),
+        Err(io::DataError(Errno::INVAL)) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
@@ -459,6 +466,25 @@ mod tests {
         let failed = read_and_drop(&file, &writer, &mut [0; 8192], range);
         assert_eq!(failed, Err(Status::Io(Errno::BADF)));
         assert_eq!(cache_state(local.as_fd(), range).unwrap().unwrap().cached, 0);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn number_that_no_write_back_leaves_fails_a_direct_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("export/f");
+        std::fs::create_dir(dir.path().join("export")).unwrap();
+        std::fs::write(&path, [7; 8192]).unwrap();
+        let server = serve(dir.path()).await;
+        let file = open(&server, &path).await;
+        let vfs = &server.service().vfs;
+        let readable = Readable::of(vfs, &file).await;
+        let read = readable.read(IoMode::Direct, ByteRange::between(0, 8192));
+        // The kernel refuses to read with this descriptor.
+        let fd = Arc::new(File::options().write(true).open(&path).unwrap().into());
+        let align = io::DioAlign::new(512, 512, 512).unwrap();
+        let failed = vfs.fetch_uncached(&read, Source::Direct(DirectFile { fd, align })).await;
+        assert_eq!(failed.err(), Some(Status::Io(Errno::BADF)));
+        assert_eq!(file.root().counters.value(Counter::DirectReadsFailed), 0);
     }
 
     /// An ext4 at `export` in `dir` with a file `f`, on a disk that takes no more than it has.

@@ -8,7 +8,6 @@ use io::{
     BUFFER_ALIGN, ByteRange, Clients, DioAlign, DontCacheVerdict, Identity, IoMode, RangeGuard,
     RangeUse, Reservation, Route, Segment, WriteBehindFile, WriteData, WriteSplit,
 };
-use rustix::io::Errno;
 use rustix::param::page_size;
 
 use super::descriptors::note_refused;
@@ -327,7 +326,7 @@ impl Written {
         };
         if let Err(failed) = &written.result
             && failed.written == 0
-            && let Some(status) = Errno::from_io_error(&failed.error).map(Status::from)
+            && let status = Status::from(failed.error)
             && status.lacks_space()
         {
             written.lack = Some(Lack { status, since: Instant::now() });
@@ -533,6 +532,7 @@ mod tests {
     use std::time::Duration;
 
     use io::{WriteBehind, WriteBehindConfig, cache_state};
+    use rustix::io::Errno;
 
     use super::*;
     use crate::skip::skip_in_ci_too;
@@ -573,6 +573,14 @@ mod tests {
         let Some(state) = state.unwrap() else { return skip_in_ci_too("no cachestat here") };
         assert_eq!(state.cached, 0);
         assert_eq!(std::fs::read(&path).unwrap()[100..], [7; 50_000]);
+    }
+
+    #[test]
+    fn number_that_a_device_gives_its_failure_does_not_reach_the_client() {
+        for errno in [Errno::ILSEQ, Errno::NODEV, Errno::BUSY, Errno::OPNOTSUPP, Errno::IO] {
+            let failed = io::WriteError { written: 0, error: errno.into() };
+            assert_eq!(Written::cached(Err(failed)).bytes(), Err(Status::Io(errno)));
+        }
     }
 
     #[test]

@@ -266,6 +266,6 @@ impl Writer<'_> {
             self.progress.bytes.fetch_add(len, Ordering::Relaxed);
             self.progress.writes.fetch_add(1, Ordering::Relaxed);
         }
-        window_file.take_error().map_or(Ok(()), Err)
+        window_file.take_error().map_or(Ok(()), |error| Err(error.into()))
     }
 }

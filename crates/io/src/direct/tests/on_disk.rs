@@ -264,7 +264,7 @@ fn a_full_disk_counts_the_written_bytes() {
         let failed =
             write_segments(&segments, &[data.as_slice()], cached.as_fd(), direct.as_fd(), &|| ())
                 .expect_err("eight MiB do not fit");
-        assert_eq!(failed.error.raw_os_error(), Some(libc::ENOSPC), "{}", disk.name);
+        assert_eq!(failed.error, DataError(Errno::NOSPC), "{}", disk.name);
         let mut found = vec![0; 1000 + failed.written];
         assert_eq!(read_at(cached.as_fd(), &mut found, 0).unwrap(), found.len(), "{}", disk.name);
         assert!(found[1000..] == data.as_slice()[..failed.written], "{}", disk.name);
