@@ -45,7 +45,9 @@ impl HandleCache {
     }
 
     /// Two calls. A name may change hands between them, and the inode number with it; but an inode
-    /// that is settled at a moment before both is the one that had the number in both.
+    /// that is settled at a moment before both is the one that had the number in both. The handle
+    /// of any other is read again: an inode that has the name at the third call, and had it at the
+    /// first, still lived at the second.
     fn find_and_remember(
         &self,
         root: &ExportRoot,
@@ -58,11 +60,11 @@ impl HandleCache {
         if handle.inode() != Some(attributes.fileid) || !root.contains(&attributes) {
             return None;
         }
-        if root.keeps_handles()
-            && let Some(birth) = birth.filter(|birth| birth.is_settled(began))
-            && let Some(birth) = BirthTime::new(birth)
-        {
+        let settled = birth.filter(|birth| birth.is_settled(began)).and_then(BirthTime::new);
+        if let Some(birth) = settled.filter(|_| root.keeps_handles()) {
             self.remember(InodeNumber::new(root, attributes.fileid), birth, &handle);
+        } else if io::name_to_handle(directory, Some(name)).ok() != Some(handle) {
+            return None;
         }
         Some((handle, attributes))
     }
@@ -77,6 +79,11 @@ impl HandleCache {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+    use std::fs::OpenOptions;
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
 
     use super::*;
@@ -146,6 +153,41 @@ mod tests {
         let (fileid, _) = inode_of(&root, c"new");
         assert!(known.find_by_name(&root, root.directory(), c"new", fileid).is_some());
         assert_eq!(known.find(InodeNumber::new(&root, fileid)), None);
+    }
+
+    /// On ext4 the next file takes the number of the one that was removed.
+    #[test]
+    fn a_handle_comes_with_the_attributes_of_its_own_inode() {
+        const PAIRS: usize = 20_000;
+        let Some((dir, root)) = export_with_settled_file() else { return };
+        let path = dir.path().join("new");
+        let is_over = AtomicBool::new(false);
+        let (modes, pairs) = std::thread::scope(|scope| {
+            let replacing = scope.spawn(|| {
+                let mut modes = HashMap::new();
+                for mode in (0..0o1000).cycle() {
+                    if is_over.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let _ = std::fs::remove_file(&path);
+                    let mut options = OpenOptions::new();
+                    options.write(true).create_new(true).mode(mode);
+                    let file = options.open(&path).unwrap();
+                    let handle = io::name_to_handle(file.as_fd(), None).unwrap();
+                    modes.insert(handle.bytes().to_vec(), file.metadata().unwrap().mode());
+                }
+                modes
+            });
+            let known = HandleCache::new();
+            let find = |_| known.find_by_name(&root, root.directory(), c"new", 0);
+            let pairs: Vec<_> = (0..PAIRS).filter_map(find).collect();
+            is_over.store(true, Ordering::Relaxed);
+            (replacing.join().unwrap(), pairs)
+        });
+        assert!(!pairs.is_empty(), "the name was found");
+        for (handle, attributes) in pairs {
+            assert_eq!(attributes.mode, modes[handle.bytes()] & 0o7777);
+        }
     }
 
     #[test]
