@@ -116,7 +116,8 @@ xdr_struct!(EntryPlus<'a> {
 pub struct ListingLimits {
     /// Of the whole `READDIR3resok` or `READDIRPLUS3resok`: `count` or `maxcount`.
     pub bytes: u32,
-    /// Of file numbers, names and cookies: `dircount`. READDIR has no such limit.
+    /// Of file numbers, names and cookies: `dircount`. READDIR has no such limit. The first entry
+    /// may exceed it: a listing could not go on behind a longer name.
     pub dir_bytes: u32,
 }
 
@@ -129,6 +130,7 @@ pub struct EntryEncoder {
     entry: Writer,
     bytes_left: usize,
     dir_bytes_left: usize,
+    has_entries: bool,
 }
 
 impl EntryEncoder {
@@ -140,6 +142,7 @@ impl EntryEncoder {
             entry: Writer::new(),
             bytes_left: byte_limit(limits.bytes).saturating_sub(HEAD_BYTES + LIST_END_BYTES),
             dir_bytes_left: byte_limit(limits.dir_bytes),
+            has_entries: false,
         }
     }
 
@@ -158,12 +161,16 @@ impl EntryEncoder {
     /// from its encoding.
     fn encode_within(&mut self, entry: &impl Encode, name: &[u8]) -> Option<&[u8]> {
         let dir_bytes = FILEID_BYTES + NAME_LEN_BYTES + padded(name.len()) + COOKIE_BYTES;
-        let dir_bytes_left = self.dir_bytes_left.checked_sub(dir_bytes)?;
+        let dir_bytes_left = match self.dir_bytes_left.checked_sub(dir_bytes) {
+            None if self.has_entries => return None,
+            left => left.unwrap_or(0),
+        };
         self.entry.truncate(0);
         self.entry.bool(true);
         entry.encode(&mut self.entry);
         self.bytes_left = self.bytes_left.checked_sub(self.entry.len())?;
         self.dir_bytes_left = dir_bytes_left;
+        self.has_entries = true;
         Some(self.entry.as_slice())
     }
 }
@@ -272,13 +279,15 @@ mod tests {
     }
 
     #[test]
-    fn readdirplus_keeps_both_limits() {
+    fn readdirplus_keeps_both_limits_but_dircount_for_the_first_entry() {
         let bytes = EMPTY_BYTES + 2 * (ENTRY_BYTES + PLUS_BYTES);
         let table = [
-            (0, u32::MAX, 0),
-            (DIR_BYTES - 1, u32::MAX, 0),
+            (0, u32::MAX, 1),
+            (DIR_BYTES - 1, u32::MAX, 1),
             (DIR_BYTES, u32::MAX, 1),
+            (2 * DIR_BYTES - 1, u32::MAX, 1),
             (2 * DIR_BYTES, u32::MAX, 2),
+            (0, EMPTY_BYTES + ENTRY_BYTES + PLUS_BYTES - 1, 0),
             (u32::MAX, bytes - 1, 1),
             (u32::MAX, bytes, 2),
             (DIR_BYTES, bytes, 1),
