@@ -48,11 +48,21 @@ enum Outcome {
     /// It has what the attributes from before it promise.
     Whole(ReadDone),
     /// It has less: the file was cut meanwhile, or has less data than its size.
-    CutShort(Fetched),
+    CutShort(CutShort),
+}
+
+/// Less data than the attributes from before it promise.
+struct CutShort {
+    fetched: Fetched,
+    /// The counter of the bytes that came the same way.
+    through: Counter,
+    /// The version of the file before it.
+    version: FileVersion,
 }
 
 /// The attempts of a READ that finds less data than the file's size, before and after it. The file
-/// may be truncated meanwhile and grow again; after so many it is taken for one that has no more.
+/// may be truncated meanwhile and grow again; after so many, or two alike of one version of the
+/// file, it is taken for one that has no more.
 const ATTEMPTS: usize = 16;
 
 /// The part of a range that the page cache had.
@@ -79,28 +89,28 @@ impl Vfs {
         let asked = Asked { call, policy: object.policy, offset, count };
         // No attempt keeps its buffer: a READ that waits for one while it has another could wait
         // for ever.
-        let mut attempt = 1;
+        let (mut attempt, mut last) = (1, None);
         loop {
             let (attributes, outcome) = self.read_as_of_now(caller, file, asked).await;
             // The attributes from before the cut must not be in one reply with what it has left.
-            let fetched = match outcome {
-                Ok(Outcome::CutShort(fetched)) => fetched,
+            let CutShort { fetched, through, version } = match outcome {
+                Ok(Outcome::CutShort(cut)) => cut,
                 Ok(Outcome::Whole(done)) => return Answer { attributes, result: Ok(done) },
                 Err(status) => return Answer { attributes, result: Err(status) },
             };
-            match self.live_attributes(file).await {
-                Ok(now) if offset + fetched.len() >= now.size => {
-                    let done = ReadDone { data: fetched.0, eof: true };
-                    return Answer { attributes: None, result: Ok(done) };
+            let this = Some((version, fetched.len()));
+            let eof = match self.live_attributes(file).await {
+                Ok(now) if offset + fetched.len() >= now.size => true,
+                // Local programs take no data for the end.
+                Ok(_) if attempt == ATTEMPTS || this == last => fetched.0.is_none(),
+                Ok(_) => {
+                    (attempt, last) = (attempt + 1, this);
+                    continue;
                 }
-                Ok(_) if attempt == ATTEMPTS => {
-                    // Local programs take no data for the end.
-                    let done = ReadDone { eof: fetched.0.is_none(), data: fetched.0 };
-                    return Answer { attributes: None, result: Ok(done) };
-                }
-                Ok(_) => attempt += 1,
                 Err(status) => return Answer::refused(status),
-            }
+            };
+            count_bytes(file, &fetched, through);
+            return Answer { attributes: None, result: Ok(ReadDone { data: fetched.0, eof }) };
         }
     }
 
@@ -149,12 +159,10 @@ impl Vfs {
         timer.end(Phase::Io);
         let count = fetched.len();
         self.tracer.emit(Event::ReadIoDone, call, offset, count, format_args!(""));
-        let counters = &file.root().counters;
-        counters.add(Counter::ReadBytes, count);
-        counters.add(through, count);
         if count < wanted {
-            return Ok(Outcome::CutShort(fetched));
+            return Ok(Outcome::CutShort(CutShort { fetched, through, version }));
         }
+        count_bytes(file, &fetched, through);
         Ok(Outcome::Whole(ReadDone { data: fetched.0, eof: offset + count >= attributes.size }))
     }
 
@@ -319,6 +327,13 @@ impl Vfs {
     }
 }
 
+/// Counts the bytes of an answer, and how they came.
+fn count_bytes(file: &Inode, fetched: &Fetched, through: Counter) {
+    let counters = &file.root().counters;
+    counters.add(Counter::ReadBytes, fetched.len());
+    counters.add(through, fetched.len());
+}
+
 /// Whether the kernel shows that a page of the range is not in the page cache.
 fn is_absent(read: &Read<'_>) -> bool {
     if !read.shows_cache() {
@@ -360,5 +375,9 @@ mod tests {
         };
         assert_eq!(read(0).await, Ok((content.len(), false)));
         assert_eq!(read(content.len() as u64).await, Ok((0, true)));
+        let counters = &file.root().counters;
+        assert_eq!(counters.value(Counter::ReadBytes), content.len() as u64);
+        let attempts = counters.value(Counter::ReadsQueued) + counters.value(Counter::ReadsInline);
+        assert_eq!(attempts, 2 * 2);
     }
 }
