@@ -10,7 +10,8 @@ const WINDOW_FILES_MIN: usize = 16;
 /// Listings that a server keeps open between two calls.
 const LISTINGS: usize = 256;
 /// Pipes for spliced replies, each with two descriptors. One is in use from the reading of the data
-/// until the socket has taken it; with that many slow peers, the data of others is copied.
+/// until the socket has taken it. Slow peers, or the calls of a single one, can have all of them:
+/// the data of others is copied then.
 const PIPES: usize = 16;
 /// Descriptors of open files, however few there are: two objects in each part of the cache.
 const FILES_MIN: usize = 64;
