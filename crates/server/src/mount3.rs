@@ -144,15 +144,18 @@ impl Refusal {
 
 async fn find_directory(request: &Request<'_>, path: &[u8]) -> Result<Object, Refusal> {
     let service = request.service;
-    let exports = service.exports.load_full();
-    let (export, below) = exports.table.longest_prefix(path).ok_or(Refusal::NoExport)?;
-    let admitted = service
-        .admit(&exports, export, &request.peer, request.flavor)
-        .map_err(|denied| Refusal::Denied { export: export.name.clone(), denied })?;
-    // As the caller, squashed: a directory that they may not search is not a way in either.
-    let caller = service.caller(admitted.access(), request.credential);
-    let (root, export) = (admitted.root(), &export.name);
-    let search = search(service, &caller, root.clone(), (export, below));
+    // The search may hang, and must not keep the roots of other exports.
+    let (caller, root, export, below) = {
+        let exports = service.exports.load();
+        let (export, below) = exports.table.longest_prefix(path).ok_or(Refusal::NoExport)?;
+        let admitted = service
+            .admit(&exports, export, &request.peer, request.flavor)
+            .map_err(|denied| Refusal::Denied { export: export.name.clone(), denied })?;
+        // As the caller, squashed: a directory that they may not search is not a way in either.
+        let caller = service.caller(admitted.access(), request.credential);
+        (caller, admitted.root(), export.name.clone(), below)
+    };
+    let search = search(service, &caller, root.clone(), (&export, below));
     // The call began on threads of no device, which all exports share.
     match service.elsewhere(&root) {
         Some(share) => share.run(search).await,

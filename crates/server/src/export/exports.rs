@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use io::{IoPolicy, KernelHandle};
 
@@ -15,9 +15,11 @@ use crate::fs::Status;
 pub(crate) struct Exports {
     pub(crate) table: Arc<ExportTable>,
     file_systems: Arc<FileSystems>,
-    roots: BTreeMap<u32, (PathBuf, Arc<ExportRoot>)>,
+    roots: BTreeMap<u32, (PathBuf, Arc<Served>)>,
+    /// Those that this generation does not serve, until the calls in them have ended.
+    left: Vec<Weak<Served>>,
     /// The directories above them.
-    pub(crate) pseudo_root: PseudoRoot,
+    pub(crate) pseudo_root: Arc<PseudoRoot>,
 }
 
 /// An export's directory that cannot be served.
@@ -34,7 +36,9 @@ pub struct ExportError {
 
 impl Exports {
     /// Opens the directories of `table`. One that an earlier generation has open under the same id
-    /// is taken over, by whatever path it is found now, and so is the state of file systems.
+    /// is taken over, by whatever path it is found now, and so is the state of file systems. So is
+    /// one that was given up with calls at work in it: opens and locks in it are those of the
+    /// directory that is served again, and must not end with the calls.
     ///
     /// # Errors
     /// The first directory that cannot be served, or is not there any more.
@@ -47,22 +51,38 @@ impl Exports {
             earlier.map_or_else(Arc::default, |earlier| Arc::clone(&earlier.file_systems));
         let mut roots = BTreeMap::new();
         for export in table.iter() {
-            let known = earlier.and_then(|earlier| earlier.roots.get(&export.id));
             let root = open_root(export, &file_systems, counters)?;
-            let root = match known {
-                Some((_, known)) if known.is_same_directory(&root) => Arc::clone(known),
-                Some(_) | None => {
-                    warn_of_fallback(export, &root);
-                    Arc::new(root)
-                }
-            };
+            let mut known = earlier.into_iter().flat_map(|earlier| earlier.known(export.id));
+            let same = known.find(|known| known.0.is_same_directory(&root));
+            let root = same.unwrap_or_else(|| {
+                warn_of_fallback(export, &root);
+                Arc::new(Served(Arc::new(root)))
+            });
             roots.insert(export.id, (export.path.clone(), root));
         }
         for export in table.iter() {
-            roots[&export.id].1.set_name(&export.name);
+            roots[&export.id].1.0.set_name(&export.name);
         }
-        let pseudo_root = PseudoRoot::new(&table);
-        Ok(Self { table, file_systems, roots, pseudo_root })
+        let left = earlier.map_or_else(Vec::new, |earlier| earlier.left_by(&roots));
+        let pseudo_root = Arc::new(PseudoRoot::new(&table));
+        Ok(Self { table, file_systems, roots, left, pseudo_root })
+    }
+
+    /// The roots of an export that calls can reach.
+    fn known(&self, id: u32) -> impl Iterator<Item = Arc<Served>> {
+        let served = self.roots.get(&id).map(|(_, root)| Arc::clone(root));
+        let left = self.left.iter().filter_map(Weak::upgrade);
+        served.into_iter().chain(left.filter(move |root| root.0.id == id))
+    }
+
+    /// The roots that calls can reach, without those that are among `served`.
+    fn left_by(&self, served: &BTreeMap<u32, (PathBuf, Arc<Served>)>) -> Vec<Weak<Served>> {
+        let now = self.roots.values().map(|(_, root)| Arc::clone(root));
+        let known = now.chain(self.left.iter().filter_map(Weak::upgrade));
+        let is_served = |root: &Arc<Served>| {
+            served.get(&root.0.id).is_some_and(|(_, served)| Arc::ptr_eq(served, root))
+        };
+        known.filter(|root| !is_served(root)).map(|root| Arc::downgrade(&root)).collect()
     }
 
     /// The same directories with another table of the same exports.
@@ -73,20 +93,20 @@ impl Exports {
         let is_known = |export: &Arc<Export>| self.roots.contains_key(&export.id);
         assert!(table.iter().all(is_known), "only the settings of exports differ");
         let (file_systems, roots) = (Arc::clone(&self.file_systems), self.roots.clone());
-        let pseudo_root = PseudoRoot::new(&table);
-        Self { table, file_systems, roots, pseudo_root }
+        let left = self.left.clone();
+        let pseudo_root = Arc::new(PseudoRoot::new(&table));
+        Self { table, file_systems, roots, left, pseudo_root }
     }
 
-    /// Gives up the directories of an earlier generation that this one does not serve. Returns what
-    /// to say of those whose path leads to another directory now.
-    pub(crate) fn replace(&self, earlier: &Self) -> Vec<String> {
+    /// Logs and returns the exports of an earlier generation whose path leads to another directory
+    /// now.
+    pub(crate) fn replaced(&self, earlier: &Self) -> Vec<String> {
         let mut replaced = Vec::new();
         for (id, (path, root)) in &earlier.roots {
             let now = self.roots.get(id);
             if now.is_some_and(|(_, now)| Arc::ptr_eq(now, root)) {
                 continue;
             }
-            root.retire();
             if now.is_some_and(|(now, _)| now == path)
                 && let Some(export) = self.table.by_id(*id)
             {
@@ -113,19 +133,31 @@ impl Exports {
         flavor: Flavor,
     ) -> Result<Admitted<'a>, Denied> {
         let access = export.admit(peer, flavor)?;
-        Ok(Admitted { export, root: self.root(export), access })
+        Ok(Admitted { export, root: &self.roots[&export.id].1, access })
     }
 
     /// Whether the exports lie on several devices.
     pub(crate) fn are_on_several_devices(&self) -> bool {
-        let mut devices = self.roots.values().map(|(_, root)| root.device());
+        let mut devices = self.roots.values().map(|(_, root)| root.0.device());
         let first = devices.next();
         devices.any(|device| Some(device) != first)
     }
 
     /// The root of an export of this generation.
     pub(crate) fn root(&self, export: &Export) -> &Arc<ExportRoot> {
-        &self.roots[&export.id].1
+        &self.roots[&export.id].1.0
+    }
+}
+
+/// A root that calls can reach. It is shared by the generations that serve it and by the objects of
+/// calls; the last of them retires it. So what clients have locked in it ends after the calls that
+/// rely on the locks, not at the reload: a WRITE must not go on after another client has taken its
+/// lock.
+struct Served(Arc<ExportRoot>);
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.0.retire();
     }
 }
 
@@ -133,7 +165,7 @@ impl Exports {
 /// comes from it alone: no operation reaches an object past the gate.
 pub(crate) struct Admitted<'a> {
     export: &'a Export,
-    root: &'a Arc<ExportRoot>,
+    root: &'a Arc<Served>,
     access: Access,
 }
 
@@ -145,7 +177,7 @@ impl Admitted<'_> {
 
     /// The root of the export.
     pub(crate) fn root(&self) -> Object {
-        self.below(self.root.handle)
+        self.below(self.root.0.handle)
     }
 
     /// The object behind an authentic handle.
@@ -153,7 +185,7 @@ impl Admitted<'_> {
     /// # Errors
     /// `Stale` if the handle belongs to another directory that was exported under the same id.
     pub(crate) fn object(&self, handle: &FileHandle) -> Result<Object, Status> {
-        if handle.tree == self.root.tree {
+        if handle.tree == self.root.0.tree {
             Ok(self.below(handle.kernel))
         } else {
             Err(Status::Stale)
@@ -170,7 +202,7 @@ impl Admitted<'_> {
 /// An object that an authentic handle of a served export names, to a peer that the export admits.
 #[derive(Clone)]
 pub(crate) struct Object {
-    root: Arc<ExportRoot>,
+    root: Arc<Served>,
     handle: KernelHandle,
     /// Metadata operations are durable before they are answered.
     pub(crate) sync: bool,
@@ -185,7 +217,7 @@ pub(crate) struct Object {
 impl Object {
     /// The export's root.
     pub(crate) fn root(&self) -> &Arc<ExportRoot> {
-        &self.root
+        &self.root.0
     }
 
     /// The kernel's handle.

@@ -5,6 +5,7 @@
 //! one's root directory if its name has one component more; else it cannot be reached by LOOKUP.
 
 use std::hash::Hasher;
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use io::KernelHandle;
@@ -20,6 +21,9 @@ pub(crate) struct PseudoRoot {
     nodes: Vec<PseudoNode>,
     /// When the generation was made, in nanoseconds since 1970.
     made_ns: u64,
+    /// The exports. Their roots are left out: a call in one of them that hangs may have a directory
+    /// above as its saved filehandle, and would keep what is locked in all others.
+    pub(crate) table: Arc<ExportTable>,
 }
 
 /// A directory above the exports, or the place of one.
@@ -37,7 +41,7 @@ pub(crate) struct PseudoNode {
 }
 
 impl PseudoRoot {
-    pub(super) fn new(table: &ExportTable) -> Self {
+    pub(super) fn new(table: &Arc<ExportTable>) -> Self {
         let root = PseudoNode {
             id: path_id(""),
             name: String::new(),
@@ -47,7 +51,7 @@ impl PseudoRoot {
         };
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let made_ns = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
-        let mut tree = Self { nodes: vec![root], made_ns };
+        let mut tree = Self { nodes: vec![root], made_ns, table: Arc::clone(table) };
         for export in table.iter() {
             let mut node = 0;
             let mut path = String::new();
@@ -154,7 +158,7 @@ mod tests {
     fn names_of_exports_become_directories() {
         let names = [(1, "/srv/a"), (2, "/srv/b/c"), (3, "/d")];
         let exports = names.map(|(id, name)| export(id, name)).into();
-        let tree = PseudoRoot::new(&ExportTable::new(exports).unwrap());
+        let tree = PseudoRoot::new(&Arc::new(ExportTable::new(exports).unwrap()));
         let srv = tree.child(0, b"srv").unwrap();
         assert_eq!(tree.node(srv).export, None);
         assert_eq!(tree.exports_below(srv), [1, 2]);
@@ -163,7 +167,8 @@ mod tests {
         assert_eq!(tree.child(srv, b"c"), None);
         assert_eq!(tree.place_of(&tree.node(srv).handle()), Some(srv));
         assert_eq!(tree.place_of_export(3), tree.child(0, b"d"));
-        let root = PseudoRoot::new(&ExportTable::new(vec![export(7, "/")]).unwrap());
+        let table = ExportTable::new(vec![export(7, "/")]).unwrap();
+        let root = PseudoRoot::new(&Arc::new(table));
         assert_eq!(root.node(0).export, Some(7), "an export can be the root itself");
         assert_eq!(root.node(0).id, tree.node(0).id, "handles last");
     }

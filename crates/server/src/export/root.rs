@@ -67,7 +67,7 @@ pub(crate) struct ExportRoot {
     threads: OnceLock<Device>,
     /// The mount through which it was opened, where the kernel reports it.
     mount: Option<u64>,
-    /// The export leads elsewhere now, or is gone.
+    /// The export leads elsewhere now, or is gone, and no call is at work in it.
     retired: AtomicBool,
     /// Whether objects of this one file system show different devices.
     has_layers: bool,
@@ -138,8 +138,8 @@ impl ExportRoot {
         place(self) == place(other) && attributes_of(&self.directory).is_ok()
     }
 
-    /// Notes that the server does not serve it any more: what is open in it is flushed and closed
-    /// at the next sweep.
+    /// Notes that no call can reach it any more: what is open in it is flushed and closed at the
+    /// next sweep, and what clients hold in it is revoked.
     pub(crate) fn retire(&self) {
         self.retired.store(true, Ordering::Relaxed);
     }

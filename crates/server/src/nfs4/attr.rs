@@ -191,7 +191,7 @@ impl<'a> Compound<'a> {
     /// The attributes of a directory above the exports.
     fn describe_pseudo(&self, pseudo: &Pseudo, wanted: Bitmap) -> Attributes<'static> {
         let node = pseudo.node();
-        let made_ns = pseudo.exports.pseudo_root.made_ns();
+        let made_ns = pseudo.tree.made_ns();
         let made = Time {
             seconds: i64::try_from(made_ns / 1_000_000_000).unwrap_or(i64::MAX),
             nseconds: u32::try_from(made_ns % 1_000_000_000).expect("below a second"),

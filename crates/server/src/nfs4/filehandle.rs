@@ -1,6 +1,7 @@
 //! Current and saved filehandles: PUTFH, PUTROOTFH, GETFH.
 
 use std::num::NonZeroU64;
+use std::sync::Arc;
 
 use proto::nfs3;
 use proto::nfs4::{FileHandle, Status};
@@ -9,7 +10,7 @@ use super::compound::Compound;
 use super::resolved_handle::{Current, Located, Pseudo, ResolvedHandle};
 use super::{Outcome, Refused};
 use crate::counters::Counter;
-use crate::export::{Exports, Object, pseudo_id};
+use crate::export::{Object, PseudoRoot, pseudo_id};
 use crate::fs::{self, Caller, Shown};
 use crate::trace::CallId;
 
@@ -64,9 +65,9 @@ impl Compound<'_> {
         let (request, service) = (self.request, self.request.service);
         let opened = service.handle_key.open(handle.as_bytes())?;
         let handle = if pseudo_id(&opened).is_some() {
-            let exports = service.exports.load_full();
-            let place = exports.pseudo_root.place_of(&opened).ok_or(Status::Stale)?;
-            self.enter(Pseudo { exports, place })?
+            let tree = self.pseudo_root();
+            let place = tree.place_of(&opened).ok_or(Status::Stale)?;
+            self.enter(Pseudo { tree, place })?
         } else {
             let (xid, peer, flavor) = (request.xid, &request.peer, request.flavor);
             let found = service.resolve_opened(xid, &opened, peer, flavor, request.credential);
@@ -79,10 +80,14 @@ impl Compound<'_> {
 
     /// PUTROOTFH and PUTPUBFH, RFC 8881 §18.20 and §18.21.
     pub(super) fn put_root(&mut self) -> Outcome<()> {
-        let exports = self.request.service.exports.load_full();
-        let handle = self.enter(Pseudo { exports, place: 0 })?;
+        let handle = self.enter(Pseudo { tree: self.pseudo_root(), place: 0 })?;
         self.go(handle);
         Ok(())
+    }
+
+    /// The directories above the exports that are served now.
+    fn pseudo_root(&self) -> Arc<PseudoRoot> {
+        Arc::clone(&self.request.service.exports.load().pseudo_root)
     }
 
     /// The export at a place, or the directory if there is none.
@@ -100,7 +105,7 @@ impl Compound<'_> {
         let Some(id) = pseudo.node().export else {
             return Ok(ResolvedHandle::Pseudo(pseudo.clone()));
         };
-        match self.root_of(&pseudo.exports, id) {
+        match self.root_of(pseudo, id) {
             Ok(root) => Ok(ResolvedHandle::Object(root)),
             Err(_) if self.is_visible(pseudo) => Ok(ResolvedHandle::Pseudo(pseudo.clone())),
             Err(refused) => Err(refused),
@@ -110,20 +115,26 @@ impl Compound<'_> {
     /// Counts and logs that no export at a place or below it admits the peer, as MNT does.
     pub(super) fn log_refused(&self, pseudo: &Pseudo, status: Status) {
         self.request.service.counters.add(Counter::DeniedCalls, 1);
-        let (exports, peer) = (&pseudo.exports, &self.request.peer);
-        let ids = exports.pseudo_root.exports_below(pseudo.place);
-        let mut below = ids.iter().filter_map(|id| exports.table.by_id(*id));
+        let (tree, peer) = (&pseudo.tree, &self.request.peer);
+        let ids = tree.exports_below(pseudo.place);
+        let mut below = ids.iter().filter_map(|id| tree.table.by_id(*id));
         let Some(export) = below.next() else { return };
-        let Err(denied) = exports.admit(export, peer, self.request.flavor) else { return };
+        let Err(denied) = export.admit(peer, self.request.flavor) else { return };
         let (client, path) = (peer.address.ip().to_canonical(), Shown(export.name.as_bytes()));
         let (status, refusal) = (status.name(), format_args!("export {}: {denied}", export.name));
         tracing::info!(%client, %path, status, %refusal, "mount refused");
     }
 
-    /// The root of an export.
-    fn root_of(&self, exports: &Exports, id: u32) -> Outcome<Located> {
+    /// The root of the export at a place, as it is served now.
+    ///
+    /// # Errors
+    /// `Stale` if a reload has taken the export away, or given its id to another; `Access`.
+    fn root_of(&self, pseudo: &Pseudo, id: u32) -> Outcome<Located> {
         let (request, service) = (self.request, self.request.service);
-        let export = exports.table.by_id(id).ok_or(Status::Stale)?;
+        let exports = service.exports.load();
+        let before = pseudo.tree.table.by_id(id).map(|export| &export.name);
+        let now = exports.table.by_id(id).filter(|export| Some(&export.name) == before);
+        let export = now.ok_or(Status::Stale)?;
         let admitted = exports
             .admit(export, &request.peer, request.flavor)
             .map_err(|_| Refused::from(fs::Status::Access))?;
@@ -139,17 +150,17 @@ impl Compound<'_> {
 
     /// Whether an export at the place or below it admits the peer.
     pub(super) fn is_visible(&self, pseudo: &Pseudo) -> bool {
-        let (exports, request) = (&pseudo.exports, self.request);
-        let ids = exports.pseudo_root.exports_below(pseudo.place);
-        let mut below = ids.iter().filter_map(|id| exports.table.by_id(*id));
-        below.any(|export| exports.admit(export, &request.peer, request.flavor).is_ok())
+        let (tree, request) = (&pseudo.tree, self.request);
+        let ids = tree.exports_below(pseudo.place);
+        let mut below = ids.iter().filter_map(|id| tree.table.by_id(*id));
+        below.any(|export| export.admit(&request.peer, request.flavor).is_ok())
     }
 
     /// The place of an export among the directories above.
     pub(super) fn pseudo_of(&self, located: &Located) -> Option<Pseudo> {
-        let exports = self.request.service.exports.load_full();
-        let place = exports.pseudo_root.place_of_export(located.object.root().id)?;
-        Some(Pseudo { exports, place })
+        let tree = self.pseudo_root();
+        let place = tree.place_of_export(located.object.root().id)?;
+        Some(Pseudo { tree, place })
     }
 
     /// GETFH, RFC 8881 §18.8.

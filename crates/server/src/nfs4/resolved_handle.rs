@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use proto::nfs4::Stateid;
 
-use crate::export::{Exports, Object, PseudoNode};
+use crate::export::{Object, PseudoNode, PseudoRoot};
 use crate::fs::Caller;
 use crate::vfs::{CopyEnd, Found};
 
@@ -20,23 +20,23 @@ pub(super) enum ResolvedHandle {
 /// A directory above the exports of one generation.
 #[derive(Clone)]
 pub(super) struct Pseudo {
-    pub(super) exports: Arc<Exports>,
+    pub(super) tree: Arc<PseudoRoot>,
     pub(super) place: usize,
 }
 
 impl Pseudo {
     pub(super) fn node(&self) -> &PseudoNode {
-        self.exports.pseudo_root.node(self.place)
+        self.tree.node(self.place)
     }
 
     /// The child of this name, whether the client may see it or not.
     pub(super) fn child(&self, name: &[u8]) -> Option<Self> {
-        self.exports.pseudo_root.child(self.place, name).map(|place| self.at(place))
+        self.tree.child(self.place, name).map(|place| self.at(place))
     }
 
     /// Another directory of the same generation.
     pub(super) fn at(&self, place: usize) -> Self {
-        Self { exports: Arc::clone(&self.exports), place }
+        Self { tree: Arc::clone(&self.tree), place }
     }
 }
 
