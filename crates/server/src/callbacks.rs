@@ -2,7 +2,8 @@
 //! RFC 8881 §2.10.3.1. `state` decides on their order; here are the connections, and the answers.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,13 +20,18 @@ use rpc::record::MARK_ROOM;
 use rpc::server::{Reply, ReplyQueue, SendObserver};
 use tokio::sync::{oneshot, watch};
 
-use crate::state::{Callback, CallbackEnd, ConnectionId, Message, Session, State};
+use crate::state::{
+    Callback, CallbackEnd, ConnectionId, MEMORY_WAITS_MAX, Message, Session, State,
+};
 
 /// How long a client may take to answer. Then the connection is a backchannel no longer. Where a
 /// limit holds calls back, an answer lies behind those that were sent before it, and each of them
 /// may wait for [`WAIT_MAX`](crate::rate_limits::WAIT_MAX): the time is enough for one such wait,
-/// not for several.
+/// not for several. The time in which a WRITE on the connection waits for memory
+/// does not count, up to [`MEMORY_WAITS_MAX`].
 pub(crate) const CALLBACK_ANSWER_MAX: Duration = Duration::from_secs(20);
+/// How often such a wait is looked for.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The connections that callbacks can be sent over.
 #[derive(Default)]
@@ -42,6 +48,8 @@ struct Connection {
     awaited: HashMap<u32, oneshot::Sender<CallbackEnd>>,
     /// Callbacks were sent, so that an answer may come late.
     has_called: bool,
+    /// A call on it waits for memory, so that an answer behind the call is not read.
+    waits_for_memory: Arc<AtomicBool>,
     /// The end in the queue of a callback that was given up there. No other is queued before.
     left_in_queue: Option<watch::Receiver<bool>>,
 }
@@ -64,12 +72,19 @@ impl SendObserver for Departure {
 }
 
 impl Callbacks {
-    /// Notes a connection that was made.
-    pub(crate) fn add(&self, connection: ConnectionId, queue: &Arc<ReplyQueue>) {
-        let queue = Arc::clone(queue);
-        let awaited = HashMap::new();
-        let new = Connection { queue, awaited, has_called: false, left_in_queue: None };
+    /// Notes a connection that was made. Returns where it notes whether a call on it waits for
+    /// memory: an answer behind the call is awaited longer.
+    pub(crate) fn add(&self, connection: ConnectionId, queue: &Arc<ReplyQueue>) -> Arc<AtomicBool> {
+        let waits_for_memory = Arc::new(AtomicBool::new(false));
+        let new = Connection {
+            queue: Arc::clone(queue),
+            awaited: HashMap::new(),
+            has_called: false,
+            waits_for_memory: Arc::clone(&waits_for_memory),
+            left_in_queue: None,
+        };
         self.lock().insert(connection, new);
+        waits_for_memory
     }
 
     /// Forgets a connection: its callbacks are lost.
@@ -119,7 +134,7 @@ impl Callbacks {
         let xid = self.last_xid.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let (awaiting, answer) = oneshot::channel();
         let (departure, mut is_gone) = watch::channel(false);
-        let queue = {
+        let (queue, waits_for_memory) = {
             let mut connections = self.lock();
             let connection = connections.get_mut(&to);
             let Some(connection) = connection.filter(|connection| !connection.is_blocked()) else {
@@ -127,7 +142,7 @@ impl Callbacks {
             };
             connection.awaited.insert(xid, awaiting);
             connection.has_called = true;
-            Arc::clone(&connection.queue)
+            (Arc::clone(&connection.queue), Arc::clone(&connection.waits_for_memory))
         };
         let message = Reply::new(encoded(xid), None);
         queue.send(message.observed(Arc::new(Departure(departure)), 0));
@@ -140,7 +155,7 @@ impl Callbacks {
             let _ = is_gone.wait_for(|is_gone| *is_gone).await;
             end
         };
-        if let Ok(end) = tokio::time::timeout(CALLBACK_ANSWER_MAX, answered).await {
+        if let Some(end) = in_time(answered, &waits_for_memory).await {
             return end;
         }
         if let Some(connection) = self.lock().get_mut(&to) {
@@ -152,9 +167,32 @@ impl Callbacks {
         CallbackEnd::Lost
     }
 
+    /// Whether a call on any connection waits for memory.
+    #[cfg(test)]
+    pub(crate) fn wait_for_memory(&self) -> bool {
+        let waits = |found: &Connection| found.waits_for_memory.load(Ordering::Relaxed);
+        self.lock().values().any(waits)
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<ConnectionId, Connection>> {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The outcome of `answered` within [`CALLBACK_ANSWER_MAX`]. The time in which its connection
+/// `waits_for_memory` does not count, up to [`MEMORY_WAITS_MAX`].
+async fn in_time<T>(answered: impl Future<Output = T>, waits_for_memory: &AtomicBool) -> Option<T> {
+    let mut answered = pin!(answered);
+    let (mut left, mut waits_left) = (CALLBACK_ANSWER_MAX, MEMORY_WAITS_MAX);
+    while !left.is_zero() {
+        if let Ok(end) = tokio::time::timeout(CHECK_INTERVAL, answered.as_mut()).await {
+            return Some(end);
+        }
+        let waits = waits_for_memory.load(Ordering::Relaxed) && !waits_left.is_zero();
+        let counted = if waits { &mut waits_left } else { &mut left };
+        *counted = counted.saturating_sub(CHECK_INTERVAL);
+    }
+    None
 }
 
 /// CB_COMPOUND of CB_SEQUENCE and what the callback is for.
@@ -322,6 +360,28 @@ mod tests {
         let answered = async { callbacks.take_reply(CONNECTION, &answer) };
         let (end, _) = tokio::join!(callbacks.call(CONNECTION, encoded), answered);
         end
+    }
+
+    /// It may lie behind the data of the WRITE. A client can make its WRITEs wait without end.
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_is_awaited_while_its_connection_waits_for_memory_up_to_ten_minutes() {
+        let (callbacks, stream) = (Callbacks::default(), Arc::new(Stream::default()));
+        let (peer, buffers) = ((Ipv4Addr::LOCALHOST, 1).into(), ::io::BufferPool::new(1 << 20));
+        let queue = Arc::new(ReplyQueue::new(peer, 1, Arc::clone(&stream) as _, buffers));
+        for (waits, end) in [(0, 20), (300, 320), (600, 620), (6000, 620)] {
+            let waits_for_memory = callbacks.add(CONNECTION, &queue);
+            waits_for_memory.store(true, Ordering::Relaxed);
+            let began = tokio::time::Instant::now();
+            let call = callbacks.call(CONNECTION, |_| MARK_ROOM.to_vec());
+            let call = async { (call.await, began.elapsed().as_secs()) };
+            let wait = async {
+                tokio::time::sleep(Duration::from_secs(waits)).await;
+                waits_for_memory.store(false, Ordering::Relaxed);
+            };
+            let ((outcome, ended), ()) = tokio::join!(call, wait);
+            assert_eq!(outcome, CallbackEnd::Lost);
+            assert!((end - 1..=end + 1).contains(&ended), "{ended} s, with {waits} s of waiting");
+        }
     }
 
     #[tokio::test(start_paused = true)]

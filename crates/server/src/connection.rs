@@ -7,7 +7,7 @@ mod timing;
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Waker};
 use std::time::Duration;
@@ -57,6 +57,8 @@ struct Intake {
     socket: Arc<Socket>,
     replies: Arc<ReplyQueue>,
     activity: Arc<Activity>,
+    /// For the callbacks: see [`Callbacks::add`](crate::callbacks::Callbacks::add).
+    waits_for_memory: Arc<AtomicBool>,
     thread_calls: Arc<ThreadCalls>,
     /// Charges of the limits of exports that delay the next call.
     dues: Arc<Dues>,
@@ -147,7 +149,7 @@ pub(crate) async fn serve(
     let replies = Arc::new(ReplyQueue::new(address, activity.client(), transport, buffers));
     let connection = ConnectionId(NEXT_CONNECTION.fetch_add(1, Ordering::Relaxed));
     let peer = Peer { address, connection, programs };
-    service.callbacks.add(connection, &replies);
+    let waits_for_memory = service.callbacks.add(connection, &replies);
     activity.begins(replies.link());
     let receiver = Receiver::new(
         socket.reader(),
@@ -176,6 +178,7 @@ pub(crate) async fn serve(
         socket: Arc::clone(&socket),
         replies: Arc::clone(&replies),
         activity: Arc::clone(activity),
+        waits_for_memory,
         thread_calls: Arc::clone(flow.calls()),
         dues: Arc::new(Dues::of(&service, programs, activity.client())),
         waits: Mutex::default(),
@@ -365,7 +368,7 @@ impl Intake {
         incoming: &mut Incoming,
     ) -> Result<Option<(Record, Option<Receiving>)>, ReceiveError> {
         let service = &self.service;
-        let mut receiving = None;
+        let receiving = OnceLock::new();
         let layout = |head: &[u8]| {
             let layout = incoming.layout(head, |file| placement::device_of(service, file));
             if let Some((file, offset, len)) = incoming.write(head)
@@ -375,12 +378,37 @@ impl Intake {
             }
             if let Some(session) = incoming.session(head) {
                 let session = service.state.session(session).ok();
-                receiving = session.and_then(|session| session.receive_call());
+                let call = session.and_then(|session| session.receive_call());
+                call.map(|call| receiving.get_or_init(|| call));
             }
             layout
         };
-        let record = receiver.next(|| self.transfer_bytes_max(), layout).await?;
-        Ok(record.map(|record| (record, receiving)))
+        let record = {
+            let received = pin!(receiver.next(|| self.transfer_bytes_max(), layout));
+            self.noting_memory_waits(received, &receiving).await?
+        };
+        Ok(record.map(|record| (record, receiving.into_inner())))
+    }
+
+    /// The outcome of `received`. While it waits for memory, the recalls of the client's
+    /// delegations do not run out: its answers may lie behind the data.
+    fn noting_memory_waits<'a, T>(
+        &'a self,
+        mut received: Pin<&'a mut impl Future<Output = T>>,
+        receiving: &'a OnceLock<Receiving>,
+    ) -> impl Future<Output = T> + 'a {
+        let mut memory_wait = None;
+        poll_fn(move |context| {
+            let polled = received.as_mut().poll(context);
+            // Behind the head of a WRITE, a receiver waits for its peer or for memory.
+            if polled.is_ready() || self.activity.waits_for_peer() {
+                memory_wait = None;
+            } else if memory_wait.is_none() {
+                memory_wait = receiving.get().map(Receiving::wait_for_memory);
+            }
+            self.waits_for_memory.store(memory_wait.is_some(), Ordering::Relaxed);
+            polled
+        })
     }
 
     /// The longest data that the peer may send with a call. Once it was admitted on this

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use proto::nfs4::{ClientId, Stateid, Status};
 
-use super::delegation_table::{Delegate, Delegation, DelegationTotals, NotDelegated, Phase};
+use super::delegation_table::{Delegate, Delegation, DelegationTotals, Due, NotDelegated, Phase};
 use super::registry::{State, Table};
 use super::{DelegationId, Effect, FileId, Step};
 
@@ -100,8 +100,17 @@ impl State {
     /// once.
     pub(crate) fn recall(&self, file: FileId, is_local: bool, step: &mut Step) {
         let mut table = self.lock();
-        let within = if is_local { self.limits.local_recall } else { self.limits.recall };
-        self.recall_where(&mut table, file, within, |_| true, step);
+        let due = if is_local {
+            Due::within_local(self.limits.local_recall, step.now)
+        } else {
+            self.due(step)
+        };
+        self.recall_where(&mut table, file, due, |_| true, step);
+    }
+
+    /// When a delegation is to be returned that a client's call recalls.
+    pub(super) fn due(&self, step: &Step) -> Due {
+        Due::within(self.limits.recall, step.now)
     }
 
     /// Recalls the delegations of a file for which `conflicts` holds of their clients. Returns
@@ -110,7 +119,7 @@ impl State {
         &self,
         table: &mut Table,
         file: FileId,
-        within: Duration,
+        due: Due,
         conflicts: impl Fn(ClientId) -> bool,
         step: &mut Step,
     ) -> bool {
@@ -122,7 +131,7 @@ impl State {
         self.forget_expired(table, holders, step);
         let left = found(table);
         for (id, _) in &left {
-            table.delegations.recall(*id, step.now, within);
+            table.delegations.recall(*id, step.now, due);
             self.send_recall(table, *id, step);
         }
         !left.is_empty()
@@ -133,11 +142,13 @@ impl State {
     pub(super) fn attend_recalls(&self, table: &mut Table, step: &mut Step) {
         for id in table.delegations.recalled() {
             // An expired client that was forgotten in this loop has none left.
-            let Some(delegation) = table.delegations.get(id) else { continue };
-            let is_late =
-                matches!(delegation.phase, Phase::Recalled { ends_at, .. } if ends_at <= step.now);
-            let client = delegation.client;
-            if !is_late {
+            let Some(client) = table.delegations.get(id).map(|found| found.client) else {
+                continue;
+            };
+            if table.clients.get(client).is_some_and(|client| client.lease.waits_for_memory()) {
+                table.delegations.put_off(id, step.now);
+            }
+            if !table.delegations.is_late(id, step.now) {
                 self.send_recall(table, id, step);
             } else if !self.forget_expired(table, [client], step) {
                 table.delegations.revoke(id, step);

@@ -82,12 +82,41 @@ pub(super) struct Delegation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Held,
-    Recalled {
-        /// It is revoked then.
-        ends_at: Duration,
-        sent_at: Option<Duration>,
-        answer: RecallAnswer,
-    },
+    Recalled { due: Due, sent_at: Option<Duration>, answer: RecallAnswer },
+}
+
+/// When a delegation that is recalled and not returned is revoked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Due {
+    at: Duration,
+    /// Not later than this, however long the server does not read what the client sends.
+    latest: Duration,
+}
+
+impl Due {
+    /// That of a recall because of another client's call.
+    pub(super) fn within(time: Duration, now: Duration) -> Self {
+        Self { at: now + time, latest: now + time + MEMORY_WAITS_MAX }
+    }
+
+    /// That of a recall because of a local program, which the kernel lets pass whatever the server
+    /// waits for.
+    pub(super) fn within_local(time: Duration, now: Duration) -> Self {
+        Self::exactly(now + time)
+    }
+
+    fn exactly(at: Duration) -> Self {
+        Self { at, latest: at }
+    }
+
+    fn earlier(self, other: Self) -> Self {
+        Self { at: self.at.min(other.at), latest: self.latest.min(other.latest) }
+    }
+
+    /// Leaves time for an answer that was not read before now.
+    fn put_off(self, now: Duration) -> Self {
+        Self { at: self.at.max(self.latest.min(now + ANSWER_MAX)), ..self }
+    }
 }
 
 /// The answers of a client to the recalls of a delegation.
@@ -138,6 +167,12 @@ impl Delegations {
 
     pub(super) fn get(&self, id: DelegationId) -> Option<&Delegation> {
         self.by_id.get(&id)
+    }
+
+    /// Whether one was recalled and not returned in time.
+    pub(super) fn is_late(&self, id: DelegationId, now: Duration) -> bool {
+        let phase = self.by_id.get(&id).map(|delegation| delegation.phase);
+        matches!(phase, Some(Phase::Recalled { due, .. }) if due.at <= now)
     }
 
     /// The recalled ones.
@@ -255,29 +290,38 @@ impl Delegations {
         removed
     }
 
-    /// Recalls a delegation, to be returned within `within`.
-    pub(super) fn recall(&mut self, id: DelegationId, now: Duration, within: Duration) {
+    /// Recalls a delegation.
+    pub(super) fn recall(&mut self, id: DelegationId, now: Duration, due: Due) {
         let delegation = self.by_id.get_mut(&id).expect("the caller has looked it up");
-        let ends_at = now + within;
         match &mut delegation.phase {
             Phase::Held => {
                 let answer = RecallAnswer::Pending;
-                delegation.phase = Phase::Recalled { ends_at, sent_at: None, answer };
+                delegation.phase = Phase::Recalled { due, sent_at: None, answer };
                 self.recalled.insert(id);
                 self.totals.recalled += 1;
             }
-            Phase::Recalled { ends_at: earlier, .. } => *earlier = ends_at.min(*earlier),
+            Phase::Recalled { due: before, .. } => *before = before.earlier(due),
         }
-        self.hold_offs.add(delegation.file, delegation.peer, (now, ends_at + HOLD_OFF));
+        self.hold_offs.add(delegation.file, delegation.peer, (now, due.at + HOLD_OFF));
+    }
+
+    /// Puts the end of a recalled delegation off: the server does not read what its client sends.
+    pub(super) fn put_off(&mut self, id: DelegationId, now: Duration) {
+        let Some(delegation) = self.by_id.get_mut(&id) else { return };
+        let Phase::Recalled { due, .. } = &mut delegation.phase else { return };
+        let before = std::mem::replace(due, due.put_off(now));
+        if *due != before {
+            self.hold_offs.add(delegation.file, delegation.peer, (now, due.at + HOLD_OFF));
+        }
     }
 
     /// Notes the end of a recall. A delegation that its client never got is over soon.
     pub(super) fn note_answer(&mut self, id: DelegationId, end: CallbackEnd, now: Duration) {
         let Some(delegation) = self.by_id.get_mut(&id) else { return };
-        let Phase::Recalled { ends_at, answer, .. } = &mut delegation.phase else { return };
+        let Phase::Recalled { due, answer, .. } = &mut delegation.phase else { return };
         *answer = answer.after(end, now);
         if answer.is_final(now) {
-            *ends_at = now.min(*ends_at);
+            *due = due.earlier(Due::exactly(now));
             self.hold_offs.shorten(delegation.file, now + HOLD_OFF);
         }
     }
@@ -299,6 +343,13 @@ impl Delegations {
     }
 }
 
+/// While a WRITE of a client waits for memory, what the client has sent behind it is not read: an
+/// answer, or the return of a delegation. Its recalls do not run out then, and not for so long
+/// after the last such wait: ...
+const ANSWER_MAX: Duration = Duration::from_secs(20);
+/// ... but all such waits together put a recall off by no more than this. A client can make its own
+/// WRITEs wait, by others that it sends slowly.
+pub(crate) const MEMORY_WAITS_MAX: Duration = Duration::from_secs(10 * 60);
 /// A recall is repeated until the delegation is returned, also after NFS4_OK: FreeBSD answers so
 /// before it has received the delegation, and Linux can give up its return.
 const REPEAT_AFTER: Duration = Duration::from_secs(2);

@@ -13,6 +13,8 @@ pub(super) struct Lease {
     /// Milliseconds since the server's start; [`REVOKED`] once the client is forgotten.
     renewed_at_ms: AtomicU64,
     calls: AtomicU32,
+    /// Those of them whose data is not read, because the server has no memory for it.
+    memory_waits: AtomicU32,
     /// `SEQ4_STATUS_*` that all sessions of the client report.
     status: AtomicU32,
     /// Sessions whose client has asked for a backchannel.
@@ -38,6 +40,7 @@ impl Lease {
         Self {
             renewed_at_ms: AtomicU64::new(millis(now)),
             calls: AtomicU32::new(0),
+            memory_waits: AtomicU32::new(0),
             status: AtomicU32::new(0),
             backchannels: AtomicU32::new(0),
             paths: AtomicU32::new(0),
@@ -69,6 +72,21 @@ impl Lease {
     /// Calls at work.
     pub(super) fn calls(&self) -> u32 {
         self.calls.load(Ordering::SeqCst)
+    }
+
+    /// Notes that a call begins to wait for memory.
+    pub(super) fn begin_memory_wait(&self) {
+        self.memory_waits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Notes that a call waits for memory no longer.
+    pub(super) fn end_memory_wait(&self) {
+        self.memory_waits.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether a call waits for memory. What the client has sent behind it is not read meanwhile.
+    pub(super) fn waits_for_memory(&self) -> bool {
+        self.memory_waits.load(Ordering::Relaxed) > 0
     }
 
     /// How long ago the lease ran out, if it did.

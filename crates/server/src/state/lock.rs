@@ -107,8 +107,8 @@ impl State {
         // Locks of a holder of a delegation, which it keeps to itself, exclude no open for writing
         // of a client that was cut off when the delegation was given.
         let is_other = |holder| holder != call.client;
-        let within = self.limits.recall;
-        if share.writes() && self.recall_where(&mut table, call.file, within, is_other, step) {
+        let due = self.due(step);
+        if share.writes() && self.recall_where(&mut table, call.file, due, is_other, step) {
             return Err(LockFailure::Delegated);
         }
         let is_blocking = call.kind.is_blocking();

@@ -55,7 +55,7 @@ pub(crate) use clients::{ExchangeId, ExchangedId};
 pub(crate) use create_session::CreateSession;
 #[cfg(test)]
 pub(crate) use delegation_table::DelegationTotals;
-pub(crate) use delegation_table::{Delegate, NotDelegated};
+pub(crate) use delegation_table::{Delegate, MEMORY_WAITS_MAX, NotDelegated};
 pub(crate) use limits::Limits;
 pub(crate) use lock::{Conflict, Lock, LockFailure, LockGrant, LockTarget, TestedLock};
 pub(crate) use open::{IoState, OpenFailure, OpenFile, OpenRoom};

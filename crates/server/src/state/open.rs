@@ -147,8 +147,8 @@ impl State {
         // A client's own delegation does not cover its writing: a local program would not see it.
         let conflicts =
             |holder: ClientId| share.writes() || (share.denies_reading() && holder != call.client);
-        let within = self.limits.recall;
-        if self.recall_where(table, call.file, within, conflicts, step) {
+        let due = self.due(step);
+        if self.recall_where(table, call.file, due, conflicts, step) {
             return Err(OpenFailure::Delegated);
         }
         if own.is_none() {

@@ -154,6 +154,12 @@ impl Session {
         self.lease.begin_call().then(|| Receiving(Arc::clone(&self.lease)))
     }
 
+    /// Whether a call of the client waits for memory.
+    #[cfg(test)]
+    pub(crate) fn waits_for_memory(&self) -> bool {
+        self.lease.waits_for_memory()
+    }
+
     fn sequenced(&self, state: &mut SessionState, call: &Sequence) -> Sequenced {
         let slots_max = state.slots.slots_max();
         let target = SlotId(slots_max.min(self.replies.slots_each()) - 1);
@@ -255,9 +261,28 @@ impl Session {
 #[derive(Debug)]
 pub(crate) struct Receiving(Arc<Lease>);
 
+impl Receiving {
+    /// Counts it among the calls that wait for memory.
+    pub(crate) fn wait_for_memory(&self) -> MemoryWait<'_> {
+        self.0.begin_memory_wait();
+        MemoryWait(&self.0)
+    }
+}
+
 impl Drop for Receiving {
     fn drop(&mut self) {
         self.0.end_call();
+    }
+}
+
+/// A call that waits for memory for its data.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct MemoryWait<'a>(&'a Lease);
+
+impl Drop for MemoryWait<'_> {
+    fn drop(&mut self) {
+        self.0.end_memory_wait();
     }
 }
 

@@ -89,6 +89,7 @@ impl Rig {
             socket,
             replies,
             activity,
+            waits_for_memory: Arc::default(),
             thread_calls: Arc::default(),
             dues: Arc::default(),
             waits: Mutex::default(),

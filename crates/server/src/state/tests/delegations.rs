@@ -166,6 +166,48 @@ fn a_local_program_waits_less_long_than_a_client() {
     assert_eq!(bed.state.test_stateid(holder, &held), Err(Status::DelegRevoked));
 }
 
+/// The answer, or the return of the delegation, may lie behind the data of the WRITE.
+#[test]
+fn a_recall_does_not_run_out_while_a_write_of_its_client_waits_for_memory() {
+    // How long the WRITE waits, and how long the client has then.
+    for (waits, left) in [(60, 29), (80, 19), (400, 19), (680, 9)] {
+        let mut bed = Bed::new(Limits::default(), Vec::new());
+        let (holder, session, held) = bed.delegated(b"holder");
+        bed.state.recall(FILE, false, &mut bed.step);
+        let receiving = session.receive_call().unwrap();
+        let memory_wait = receiving.wait_for_memory();
+        bed.pass(waits);
+        drop(memory_wait);
+        bed.pass(left);
+        assert_eq!(bed.state.test_stateid(holder, &held), Ok(()), "{waits} s");
+        bed.pass(1);
+        assert_eq!(bed.state.test_stateid(holder, &held), Err(Status::DelegRevoked), "{waits} s");
+    }
+}
+
+/// It may have WRITEs wait for memory that its own WRITEs take, whose data it sends slowly.
+#[test]
+fn no_client_keeps_a_delegation_by_writes_that_wait_for_memory() {
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let (holder, session, held) = bed.delegated(b"holder");
+    bed.state.recall(FILE, false, &mut bed.step);
+    let receiving = session.receive_call().unwrap();
+    let _memory_wait = receiving.wait_for_memory();
+    bed.pass(90 + 10 * 60 - 1);
+    assert_eq!(bed.state.test_stateid(holder, &held), Ok(()));
+    bed.pass(1);
+    assert_eq!(bed.state.test_stateid(holder, &held), Err(Status::DelegRevoked));
+
+    let mut bed = Bed::new(Limits::default(), Vec::new());
+    let (holder, session, held) = bed.delegated(b"holder");
+    bed.state.recall(FILE, true, &mut bed.step);
+    let receiving = session.receive_call().unwrap();
+    let _memory_wait = receiving.wait_for_memory();
+    bed.pass(30);
+    let revoked = bed.state.test_stateid(holder, &held);
+    assert_eq!(revoked, Err(Status::DelegRevoked), "the kernel lets the local program pass soon");
+}
+
 #[test]
 fn an_expired_client_loses_its_delegation_to_the_first_conflict() {
     let mut bed = Bed::new(Limits::default(), Vec::new());
