@@ -34,7 +34,7 @@ pub(crate) struct PseudoNode {
     pub(crate) name: String,
     /// The root's is the root.
     pub(crate) parent: usize,
-    /// By their places in the list of nodes.
+    /// By their places in the list of nodes, in the order of their cookies.
     pub(crate) children: Vec<usize>,
     /// The id of the export that is here.
     pub(crate) export: Option<u32>,
@@ -62,6 +62,11 @@ impl PseudoRoot {
                     .unwrap_or_else(|| tree.add(node, name, path_id(&path)));
             }
             tree.nodes[node].export = Some(export.id);
+        }
+        for node in 0..tree.nodes.len() {
+            let mut children = std::mem::take(&mut tree.nodes[node].children);
+            children.sort_unstable_by_key(|child| tree.nodes[*child].cookie());
+            tree.nodes[node].children = children;
         }
         tree
     }
@@ -110,6 +115,13 @@ impl PseudoRoot {
 }
 
 impl PseudoNode {
+    /// Its cookie in the listing of its parent. It depends on no other directory, so a client that
+    /// goes on behind it gets each entry that stays once, whatever a reload adds and removes. None
+    /// is reserved, and none is negative as an offset, which Linux takes it for.
+    pub(crate) fn cookie(&self) -> u64 {
+        (self.id >> 1) | (1 << 62)
+    }
+
     /// Its handle.
     pub(crate) fn handle(&self) -> FileHandle {
         let kernel = KernelHandle::from_parts(PSEUDO_HANDLE_KIND, &self.id.to_be_bytes());

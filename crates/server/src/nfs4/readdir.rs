@@ -148,17 +148,15 @@ impl<'a> Compound<'a> {
     }
 
     async fn list_pseudo(&self, pseudo: &Pseudo, cookie: u64, mut page: Page) -> Outcome<Listed> {
-        let children = &pseudo.node().children;
-        let done = usize::try_from(cookie.saturating_sub(COOKIE_MIN - 1)).unwrap_or(usize::MAX);
         let mut eof = true;
-        for (place, child) in (COOKIE_MIN..).zip(children).skip(done) {
+        for child in &pseudo.node().children {
             let child = pseudo.at(*child);
-            if !self.is_visible(&child) {
+            if child.node().cookie() <= cookie || !self.is_visible(&child) {
                 continue;
             }
             let attributes = self.describe_child(&child, page.wanted).await?;
             let name = child.node().name.clone();
-            if page.put(place, name.as_bytes(), &attributes) == Pushed::Full {
+            if page.put(child.node().cookie(), name.as_bytes(), &attributes) == Pushed::Full {
                 eof = false;
                 break;
             }

@@ -74,13 +74,67 @@ fn all_exports_lie_below_one_root() {
     let mut session = Session::new(&fixture);
     assert_eq!(names(&mut session, Operations::new().root()), ["srv"], "others are not shown");
     let srv = Operations::new().root().lookup(b"srv");
-    assert_eq!(names(&mut session, srv.clone()), ["one", "deep"]);
+    let mut below = names(&mut session, srv.clone());
+    below.sort();
+    assert_eq!(below, ["deep", "one"]);
     let two = srv.lookup(b"deep").lookup(b"two");
     assert_eq!(names(&mut session, two), ["file"]);
     let mut results = session.call(&Operations::new().root().lookup(b"hidden"));
     results.skip(&[OperationCode::Putrootfh]);
     assert_eq!(results.next::<()>(OperationCode::Lookup), Err(Status::Noent));
     assert_eq!(fixture.counter(Counter::DeniedCalls), 1);
+}
+
+/// The first entry of a directory behind a cookie, its cookie, and whether it is the last.
+fn entry_behind(
+    session: &mut Session,
+    at: &Operations,
+    cookie: u64,
+) -> (Option<(String, u64)>, bool) {
+    let (verifier, wanted) = (Verifier::default(), Bitmap::of(&[attribute::FILEID]));
+    // Of short names, two do not fit.
+    let args = ReaddirArgs { cookie, verifier, dir_bytes: 0, bytes_max: 80, wanted };
+    let mut results = session.ok(&at.clone().op(OperationCode::Readdir, &args));
+    let page = results.skip(&at.codes()).next_with(OperationCode::Readdir, |r| {
+        let ok = ReaddirOk::decode(r).unwrap();
+        let mut entries = ok.entries.iter();
+        let entry =
+            |entry: Entry<'_>| (String::from_utf8_lossy(entry.name).into_owned(), entry.cookie);
+        let first = entries.next().map(entry);
+        assert!(entries.next().is_none());
+        (first, ok.eof)
+    });
+    page.unwrap()
+}
+
+#[test]
+fn a_listing_above_the_exports_has_each_that_stays_once_while_others_come_and_go() {
+    let export =
+        |name: char| format!("[[export]]\npath = \"$DIR/export\"\nname = \"/srv/{name}\"\n");
+    let with = |names: &str| {
+        let exports: String = names.chars().map(export).collect();
+        format!("nfs_versions = [\"4.1\"]\n{exports}")
+    };
+    let configs = [with("abcdstuv"), with("stuvefgh")];
+    let fixture = Fixture::with(&configs[0]);
+    let mut session = Session::new(&fixture);
+    let srv = Operations::new().root().lookup(b"srv");
+    let (mut names, mut cookie) = (Vec::new(), 0);
+    for config in configs.iter().cycle() {
+        fixture.reload(config);
+        let (entry, eof) = entry_behind(&mut session, &srv, cookie);
+        if let Some((name, behind)) = entry {
+            assert!(behind > 2, "it is reserved");
+            names.push(name);
+            cookie = behind;
+        }
+        if eof {
+            break;
+        }
+    }
+    names.retain(|name| "stuv".contains(name.as_str()));
+    names.sort();
+    assert_eq!(names, ["s", "t", "u", "v"]);
 }
 
 #[test]
