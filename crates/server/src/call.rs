@@ -13,6 +13,7 @@ use proto::{nfs3, nfs4};
 use rpc::server::{Layout, Record};
 
 use crate::procedures::{Operation, PayloadScan, Procedure, Programs};
+use crate::state::Receiving;
 pub(crate) use outline::Outline;
 
 /// Where in the head the host name of an AUTH_SYS credential is: behind its stamp and its length.
@@ -43,6 +44,9 @@ pub(crate) struct Call {
     pub(crate) trailing_bytes: u64,
     /// Length of the message as it came, payload included.
     pub(crate) bytes: u64,
+    /// Keeps the lease of its client until it is executed, if its session was found when it was
+    /// received.
+    pub(crate) receiving: Option<Receiving>,
 }
 
 /// The credential of a call, without the bytes that it borrows from the head.
@@ -165,11 +169,15 @@ impl Incoming {
         self.compound_payload?.session(&head[call_header_len(head)..])
     }
 
-    /// Decodes the header of the whole record.
+    /// Decodes the header of the whole record, whose call is `receiving` in its session.
     ///
     /// # Errors
     /// It is no call, or one to be denied.
-    pub(crate) fn finish(self, record: Record) -> Result<Call, CallError> {
+    pub(crate) fn finish(
+        self,
+        record: Record,
+        receiving: Option<Receiving>,
+    ) -> Result<Call, CallError> {
         let Record { head, payload, trailing_bytes, bytes, .. } = record;
         let mut reader = Reader::new(&head);
         let CallHeader { xid, program, version, procedure: code, credential, .. } =
@@ -201,6 +209,7 @@ impl Incoming {
             payload,
             trailing_bytes,
             bytes,
+            receiving,
         })
     }
 }

@@ -450,7 +450,7 @@ impl Intake {
         replies.cork(has_more);
         let written_bytes = record.payload.as_ref().map(WriteData::len);
         let replies = Arc::clone(replies);
-        let mut call = match incoming.finish(record) {
+        let mut call = match incoming.finish(record, receiving) {
             Ok(call) => call,
             Err(error) => {
                 self.refuse(&error, received, slot);
@@ -495,7 +495,7 @@ impl Intake {
                 verdict = timed.note(&service, client, verdict);
             }
             send(&replies, verdict, slot);
-            drop((at_work, receiving));
+            drop(at_work);
         }));
         Some(Accepted { thread, share, work, transfer, is_alone, received, is_limited })
     }

@@ -140,7 +140,7 @@ mod tests {
         let mut incoming = Incoming::new(Programs::Files(NfsVersions::ALL));
         incoming.layout(&head, |_| (0, 0));
         let record = Record { head, payload: None, moved_bytes: 0, trailing_bytes: 0, bytes };
-        incoming.finish(record).unwrap()
+        incoming.finish(record, None).unwrap()
     }
 
     #[test]

@@ -49,7 +49,7 @@ fn record(head: Vec<u8>) -> Record {
 fn received(head: Vec<u8>) -> Call {
     let mut incoming = Incoming::new(FILES);
     incoming.layout(&head, no_device);
-    incoming.finish(record(head)).unwrap()
+    incoming.finish(record(head), None).unwrap()
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn a_write_head_is_found_from_as_much_of_it_as_is_there() {
     assert_eq!(incoming.layout(&call, no_device), payload, "with the data");
     assert_eq!(incoming.layout(&call[..whole], no_device), payload);
     let head = call[..whole].to_vec();
-    let call = incoming.finish(record(head)).unwrap();
+    let call = incoming.finish(record(head), None).unwrap();
     let write = call.write.expect("decoded once");
     assert_eq!((write.file.as_bytes(), write.offset, write.count), (&[9; 30][..], 5, 13));
 }
@@ -226,7 +226,7 @@ proptest! {
         if let Layout::HeadUntil(len) = incoming.layout(&bytes, no_device) {
             prop_assert!(len > bytes.len() && len < 2048);
         }
-        let _ = incoming.finish(record(bytes));
+        let _ = incoming.finish(record(bytes), None);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Leases and recalls of clients whose calls are being received.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::iter;
 use std::net::{Shutdown, TcpStream};
 use std::time::Instant;
@@ -22,7 +22,7 @@ use crate::state::{Principal, Session, Step};
 use crate::test_server::{config, directory};
 
 const PATIENCE: Duration = Duration::from_secs(20);
-const DATA_BYTES: u32 = 4096;
+const DATA_BYTES: u32 = 1024;
 
 /// A COMPOUND with a WRITE, without its data.
 fn write_head(session: SessionId) -> Vec<u8> {
@@ -116,4 +116,17 @@ fn a_write_waits_for_memory_until_its_data_is_received() {
     assert!(session.has_calls(), "its data is awaited");
     client.write_all(&[0; DATA_BYTES as usize]).unwrap();
     eventually(|| !session.has_calls());
+}
+
+#[test]
+fn a_write_whose_session_ends_while_it_is_received_is_refused() {
+    let mut rig = Rig::new();
+    rig.send_write_head();
+    rig.server.service().state.destroy_session(rig.session.id()).unwrap();
+    rig.client.write_all(&[0; DATA_BYTES as usize]).unwrap();
+    rig.client.set_read_timeout(Some(PATIENCE)).unwrap();
+    // The mark of the record, the head of the reply, and the status of the COMPOUND.
+    let mut reply = [0; 32];
+    rig.client.read_exact(&mut reply).unwrap();
+    assert_eq!(reply[28..], nfs4::Status::Badsession.code().to_be_bytes());
 }

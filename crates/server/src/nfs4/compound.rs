@@ -24,7 +24,7 @@ use crate::state::Running;
 pub(super) struct Compound<'a> {
     pub(super) request: &'a Request<'a>,
     pub(super) peer: Peer,
-    call: &'a Call,
+    pub(super) call: &'a Call,
     pub(super) minor_version: u32,
     /// The operations of the call.
     pub(super) operations: u32,

@@ -1,5 +1,7 @@
 //! EXCHANGE_ID, CREATE_SESSION, SEQUENCE and their like.
 
+use std::sync::Arc;
+
 use proto::nfs4::{
     BackchannelCtlArgs, BindConnToSession, CALLBACK_SECURITY_MAX, CREATE_SESSION_CONN_BACK_CHAN,
     CREATE_SESSION_CONN_RDMA, CREATE_SESSION_PERSIST, CallbackSecurity, ChannelAttributes,
@@ -32,7 +34,10 @@ impl Compound<'_> {
     pub(super) fn sequence(&mut self, reader: &mut Reader<'_>) -> Outcome<Sequenced> {
         let args: SequenceArgs = decoded(reader)?;
         let service = self.request.service;
-        let session = service.state.session(args.session)?;
+        let session = match &self.call.receiving {
+            Some(call) if call.session().id() == args.session => Arc::clone(call.session()),
+            Some(_) | None => service.state.session(args.session)?,
+        };
         let fore = *session.fore();
         if self.operations > fore.operations_max {
             return Err(Status::TooManyOps.into());

@@ -150,8 +150,8 @@ impl Session {
 
     /// Keeps the client's lease from running out while the rest of a call is received, which may
     /// wait for memory and hold up the calls behind it. `None` if the client is forgotten.
-    pub(crate) fn receive_call(&self) -> Option<Receiving> {
-        self.lease.begin_call().then(|| Receiving(Arc::clone(&self.lease)))
+    pub(crate) fn receive_call(self: Arc<Self>) -> Option<Receiving> {
+        self.lease.begin_call().then(|| Receiving(self))
     }
 
     /// Whether a call of the client waits for memory.
@@ -259,19 +259,24 @@ impl Session {
 
 /// A call whose SEQUENCE was received, and is not executed yet.
 #[derive(Debug)]
-pub(crate) struct Receiving(Arc<Lease>);
+pub(crate) struct Receiving(Arc<Session>);
 
 impl Receiving {
+    /// The session that its SEQUENCE names. It may have been destroyed meanwhile.
+    pub(crate) fn session(&self) -> &Arc<Session> {
+        &self.0
+    }
+
     /// Counts it among the calls that wait for memory.
     pub(crate) fn wait_for_memory(&self) -> MemoryWait<'_> {
-        self.0.begin_memory_wait();
-        MemoryWait(&self.0)
+        self.0.lease.begin_memory_wait();
+        MemoryWait(&self.0.lease)
     }
 }
 
 impl Drop for Receiving {
     fn drop(&mut self) {
-        self.0.end_call();
+        self.0.lease.end_call();
     }
 }
 

@@ -174,7 +174,7 @@ fn a_recall_does_not_run_out_while_a_write_of_its_client_waits_for_memory() {
         let mut bed = Bed::new(Limits::default(), Vec::new());
         let (holder, session, held) = bed.delegated(b"holder");
         bed.state.recall(FILE, false, &mut bed.step);
-        let receiving = session.receive_call().unwrap();
+        let receiving = Arc::clone(&session).receive_call().unwrap();
         let memory_wait = receiving.wait_for_memory();
         bed.pass(waits);
         drop(memory_wait);
@@ -191,7 +191,7 @@ fn no_client_keeps_a_delegation_by_writes_that_wait_for_memory() {
     let mut bed = Bed::new(Limits::default(), Vec::new());
     let (holder, session, held) = bed.delegated(b"holder");
     bed.state.recall(FILE, false, &mut bed.step);
-    let receiving = session.receive_call().unwrap();
+    let receiving = Arc::clone(&session).receive_call().unwrap();
     let _memory_wait = receiving.wait_for_memory();
     bed.pass(90 + 10 * 60 - 1);
     assert_eq!(bed.state.test_stateid(holder, &held), Ok(()));
@@ -201,7 +201,7 @@ fn no_client_keeps_a_delegation_by_writes_that_wait_for_memory() {
     let mut bed = Bed::new(Limits::default(), Vec::new());
     let (holder, session, held) = bed.delegated(b"holder");
     bed.state.recall(FILE, true, &mut bed.step);
-    let receiving = session.receive_call().unwrap();
+    let receiving = Arc::clone(&session).receive_call().unwrap();
     let _memory_wait = receiving.wait_for_memory();
     bed.pass(30);
     let revoked = bed.state.test_stateid(holder, &held);
