@@ -163,8 +163,7 @@ impl State {
         let LockGrant { file, lock, state, piece, .. } = grant;
         let range = piece.range;
         if !table.files.lock_states().contains(state) {
-            // The kernel's lock has replaced what the owner held there before.
-            abandon(&mut table, &grant, |locks| locks.confirm(lock, range).into(), step);
+            release_ended(&table, &grant, step);
             return Err(Status::BadStateid);
         }
         let before = table.files.change_locks(lock, |locks| locks.confirm(lock, range));
@@ -186,15 +185,11 @@ impl State {
         let mut table = self.lock();
         let LockGrant { file, lock, state, piece: Piece { range, .. }, .. } = grant;
         let holder = Holder { owner: lock, state };
-        let undo = |locks: &mut FileLocks| {
-            locks.undo(holder, range);
-            Freed::default()
-        };
         if !table.files.lock_states().contains(state) {
-            abandon(&mut table, &grant, undo, step);
+            release_ended(&table, &grant, step);
             return;
         }
-        table.files.change_locks(lock, undo);
+        table.files.change_locks(lock, |locks| locks.undo(holder, range));
         let is_asked_for =
             || table.files.locks(file).is_some_and(|locks| locks.is_asked_for(holder));
         let is_unused = table.files.ranges(state).is_none() && !is_asked_for();
@@ -396,22 +391,15 @@ impl State {
     }
 }
 
-/// Gives up a grant whose lock state has ended: the effects of that came before the kernel's lock.
-/// If the owner has others, `end` ends the grant, and returns what that frees.
-fn abandon(
-    table: &mut Table,
-    grant: &LockGrant,
-    end: impl FnOnce(&mut FileLocks) -> Freed,
-    step: &mut Step,
-) {
+/// Has the kernel's lock released of a grant whose lock state has ended: the effects of that came
+/// before the lock. An owner with other lock states keeps this one meanwhile ([`Files::is_tied`]);
+/// the kernel's locks of the others must not end in any case.
+fn release_ended(table: &Table, grant: &LockGrant, step: &mut Step) {
     let LockGrant { file, lock, piece: Piece { range, .. }, .. } = *grant;
-    if table.files.lock_states().has(lock) {
-        let freed = table.files.change_locks(lock, end);
-        step.effects.push(Effect::Unlock { file, lock, range });
-        table.files.wake(file, &freed, step);
-    } else {
-        step.effects.push(Effect::Release { file, lock });
-    }
+    let has_others = table.files.lock_states().has(lock);
+    debug_assert!(!has_others, "its lock state is tied");
+    let release = Effect::Release { file, lock };
+    step.effects.push(if has_others { Effect::Unlock { file, lock, range } } else { release });
 }
 
 impl Table {

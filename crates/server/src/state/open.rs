@@ -163,7 +163,8 @@ impl State {
     }
 
     /// Takes back an OPEN that has failed after all, RFC 8881 §8.2.2: neither the share nor the
-    /// seqid changes. Does nothing when another call has changed or ended the open since.
+    /// seqid changes. Does nothing when another call has changed or ended the open since, or has
+    /// locked through it: its client has guessed the stateid of a new open, and may close it.
     pub(crate) fn undo_open(
         &self,
         client: ClientId,
@@ -175,7 +176,10 @@ impl State {
         let Ok(number) = self.open_number(&table, client, &opened.stateid, file) else { return };
         match opened.before {
             Some(before) => table.files.restore_open(number, before),
-            None => table.files.remove_open(number, step),
+            None if table.files.open(number).lock_states.is_empty() => {
+                table.files.remove_open(number, step);
+            }
+            None => {}
         }
     }
 
