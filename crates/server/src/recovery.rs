@@ -54,6 +54,10 @@ impl Recovery {
     /// # Errors
     /// The directory cannot be made or read, or the epoch not written.
     pub(crate) fn open(state_dir: &Path) -> io::Result<(Self, Recovered)> {
+        Self::open_at(state_dir, SystemTime::now())
+    }
+
+    fn open_at(state_dir: &Path, now: SystemTime) -> io::Result<(Self, Recovered)> {
         let directory = state_dir.join(DIRECTORY);
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
         let epoch = next_epoch(&directory)?;
@@ -64,7 +68,7 @@ impl Recovery {
             failed: HashMap::new(),
             retry_at: None,
         };
-        let clients = records.load()?;
+        let clients = records.load(now)?;
         Ok((Self { records: Mutex::new(records) }, Recovered { epoch, clients }))
     }
 
@@ -132,24 +136,14 @@ impl Records {
     }
 
     /// Reads all records, in the order of their numbers, and when they were written. That is never
-    /// after a start of the machine, in which files may have lost changes and kept their times, nor
-    /// where the clock was set back: then no file is known to be older.
-    fn load(&mut self) -> io::Result<Vec<(ClientRecord, SystemTime)>> {
-        let mut numbers = Vec::new();
-        for entry in fs::read_dir(&self.directory)? {
-            let name = entry?.file_name();
-            if name.as_encoded_bytes().ends_with(UNFINISHED.as_bytes()) {
-                fs::remove_file(self.directory.join(name))?;
-            } else if let Some(number) = name.to_str().and_then(number_of) {
-                numbers.push(number);
-            }
-        }
-        numbers.sort_unstable();
+    /// for a record from before the last start of the machine, in which files may have lost changes
+    /// and kept their times, nor where the clock was set back: then no file is known to be older.
+    fn load(&mut self, now: SystemTime) -> io::Result<Vec<(ClientRecord, SystemTime)>> {
+        let numbers = self.found()?;
         self.next = numbers.last().map_or(0, |last| last + 1);
         let boot = fs::read(BOOT_ID).ok();
         let boot_path = self.directory.join(BOOT_FILE);
-        let is_same_boot = boot.is_some() && fs::read(&boot_path).ok() == boot;
-        let started = SystemTime::now();
+        let first_start = boot.as_ref().and_then(|boot| first_start(&boot_path, boot, now));
         let mut clients = Vec::new();
         for number in numbers {
             let path = self.path(number);
@@ -157,12 +151,13 @@ impl Records {
             match record {
                 Some(client) if !self.numbers.contains_key(&client.owner) => {
                     self.numbers.insert(Arc::clone(&client.owner), number);
-                    let file = File::options().write(true).open(&path)?;
-                    let mut written = file.metadata()?.modified()?;
-                    if !is_same_boot || written > started {
+                    let mut written = fs::metadata(&path)?.modified()?;
+                    if written > now {
+                        // Not synced: after a crash of the machine no record is trusted.
+                        set_modified(&path, SystemTime::UNIX_EPOCH)?;
+                    }
+                    if written > now || first_start.is_none_or(|first| written <= first) {
                         written = SystemTime::UNIX_EPOCH;
-                        file.set_modified(written)?;
-                        file.sync_all()?;
                     }
                     clients.push((client, written));
                 }
@@ -173,10 +168,26 @@ impl Records {
                 }
             }
         }
-        if let Some(boot) = boot.filter(|_| !is_same_boot) {
-            replace(&boot_path, &boot)?;
+        if let Some(boot) = boot.filter(|_| first_start.is_none()) {
+            // Each record of an earlier boot is as old or marked, whatever the clock does.
+            replace_of(&boot_path, &boot, Some(now))?;
         }
         Ok(clients)
+    }
+
+    /// The numbers of all records, in order. Removes files that are not complete.
+    fn found(&self) -> io::Result<Vec<u64>> {
+        let mut numbers = Vec::new();
+        for entry in fs::read_dir(&self.directory)? {
+            let name = entry?.file_name();
+            if name.as_encoded_bytes().ends_with(UNFINISHED.as_bytes()) {
+                fs::remove_file(self.directory.join(name))?;
+            } else if let Some(number) = name.to_str().and_then(number_of) {
+                numbers.push(number);
+            }
+        }
+        numbers.sort_unstable();
+        Ok(numbers)
     }
 
     fn write(&mut self, client: &ClientRecord) -> io::Result<()> {
@@ -249,6 +260,17 @@ fn read(path: &Path) -> io::Result<Option<ClientRecord>> {
     Ok(std::str::from_utf8(&text).ok().and_then(decode))
 }
 
+/// When a server started first since the last start of the machine, whose id is `boot`: the time of
+/// the file that has the id. `None` if this start is the first, or the clock was set back since.
+fn first_start(path: &Path, boot: &[u8], now: SystemTime) -> Option<SystemTime> {
+    let first = fs::metadata(path).and_then(|metadata| metadata.modified()).ok()?;
+    (first <= now && fs::read(path).ok()? == boot).then_some(first)
+}
+
+fn set_modified(path: &Path, time: SystemTime) -> io::Result<()> {
+    File::options().write(true).open(path)?.set_modified(time)
+}
+
 /// The epoch after the one on the disk. The first is random, so that a lost file does not bring an
 /// old one back.
 fn next_epoch(directory: &Path) -> io::Result<u32> {
@@ -269,12 +291,20 @@ fn next_epoch(directory: &Path) -> io::Result<u32> {
 
 /// Replaces a file by one with these bytes, which are on the disk when this returns.
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    replace_of(path, bytes, None)
+}
+
+/// As [`replace`], by a file of this modification time.
+fn replace_of(path: &Path, bytes: &[u8], modified: Option<SystemTime>) -> io::Result<()> {
     let mut unfinished = path.as_os_str().to_owned();
     unfinished.push(UNFINISHED);
     let mut options = fs::OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600);
     let mut file = options.open(&unfinished)?;
     file.write_all(bytes)?;
+    if let Some(time) = modified {
+        file.set_modified(time)?;
+    }
     file.sync_all()?;
     fs::rename(&unfinished, path)?;
     let directory = path.parent().expect("a record lies in a directory");
@@ -286,7 +316,7 @@ pub(crate) const DIRECTORY: &str = "nfs4";
 const EPOCH_FILE: &str = "epoch";
 /// Another one with each start of the machine, see random(4).
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-/// That of the last start of a server.
+/// That of the last start of a server. Its time is that of the first start since then.
 const BOOT_FILE: &str = "boot";
 /// A record's file name is this and a number.
 const PREFIX: &str = "client-";

@@ -1,5 +1,6 @@
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
@@ -79,6 +80,7 @@ fn no_file_is_older_than_a_record_after_a_start_of_the_machine_or_with_a_clock_s
     let dir = TempDir::new().unwrap();
     let (recovery, recovered) = Recovery::open(dir.path()).unwrap();
     let state = state_of(recovered);
+    wait_for_a_tick();
     add_client(&state, b"client", 0);
     recovery.settle(&state);
     let written = || recover(&dir).clients[0].1;
@@ -95,9 +97,62 @@ fn no_file_is_older_than_a_record_after_a_start_of_the_machine_or_with_a_clock_s
 
     set(noted);
     assert_eq!(written(), noted);
+    wait_for_a_tick();
     fs::write(file(&dir, "boot"), "another boot\n").unwrap();
     assert_eq!(written(), SystemTime::UNIX_EPOCH);
     assert_eq!(written(), SystemTime::UNIX_EPOCH, "at the next start of the server too");
+
+    wait_for_a_tick();
+    add_client(&state, b"later", 0);
+    recovery.settle(&state);
+    let noted = fs::metadata(file(&dir, "client-1")).unwrap().modified().unwrap();
+    assert_eq!(recover(&dir).clients[1].1, noted);
+    let boot = fs::File::options().write(true).open(file(&dir, "boot")).unwrap();
+    boot.set_modified(SystemTime::now() + Duration::from_secs(1000)).unwrap();
+    for _ in 0..2 {
+        assert_eq!(recover(&dir).clients[1].1, SystemTime::UNIX_EPOCH, "the clock was set back");
+    }
+}
+
+#[test]
+fn no_file_is_older_than_a_record_of_an_earlier_boot_if_the_clock_is_set_back_in_a_start() {
+    let dir = TempDir::new().unwrap();
+    let (recovery, recovered) = Recovery::open(dir.path()).unwrap();
+    let state = state_of(recovered);
+    add_client(&state, b"client", 0);
+    recovery.settle(&state);
+    fs::write(file(&dir, "boot"), "another boot\n").unwrap();
+    // The clock that compares the records is ahead of that of the files.
+    let ahead = |seconds| SystemTime::now() + Duration::from_secs(seconds);
+    let record = fs::File::options().write(true).open(file(&dir, "client-0")).unwrap();
+    record.set_modified(ahead(500)).unwrap();
+    for now in [ahead(1000), ahead(2000)] {
+        let (_, recovered) = Recovery::open_at(dir.path(), now).unwrap();
+        assert_eq!(recovered.clients[0].1, SystemTime::UNIX_EPOCH);
+    }
+}
+
+/// Sleeps for longer than a step of the kernel's clock, by which files get their times.
+fn wait_for_a_tick() {
+    std::thread::sleep(Duration::from_millis(20));
+}
+
+#[test]
+fn a_start_after_one_of_the_machine_writes_no_record() {
+    let dir = TempDir::new().unwrap();
+    let (recovery, recovered) = Recovery::open(dir.path()).unwrap();
+    let state = state_of(recovered);
+    add_client(&state, b"client", 0);
+    recovery.settle(&state);
+    let changed = || {
+        let metadata = fs::metadata(file(&dir, "client-0")).unwrap();
+        (metadata.ctime(), metadata.ctime_nsec())
+    };
+    let before = changed();
+    wait_for_a_tick();
+    fs::write(file(&dir, "boot"), "another boot\n").unwrap();
+    assert_eq!(recover(&dir).clients[0].1, SystemTime::UNIX_EPOCH);
+    assert_eq!(changed(), before);
 }
 
 #[test]
