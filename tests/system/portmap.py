@@ -22,7 +22,7 @@ def need_own_port_111():
     answer = os.environ.get("SYSTEM_TEST_PRIVATE_NETWORK", "not started by tests/system/run")
     if answer != "yes":
         raise Skip(f"needs a network name space of its own: {answer}")
-    need("rpcinfo", "showmount", "rpcbind")
+    need("rpcinfo", "showmount", "rpcbind", "ip")
 
 
 def registered():
@@ -55,13 +55,13 @@ def check_answers_over_ipv6():
         run_ok("rpcinfo", "-T", "tcp6", "::1", program, "3")
 
 
-def check_found(server):
+def check_found(server, host="127.0.0.1"):
     """NFS and MOUNT version 3 are registered over TCP, answer, and MOUNT lists the export."""
     for program, name in PROGRAMS.items():
         row = (program, "3", "tcp", str(server.port))
         check(row in registered(), f"{name} at {server.port} is not in {sorted(registered())}")
-        run_ok("rpcinfo", "-T", "tcp", "127.0.0.1", program, "3")
-    exports = run_ok("showmount", "--no-headers", "-e", "127.0.0.1").stdout.split()
+        run_ok("rpcinfo", "-T", "tcp", host, program, "3")
+    exports = run_ok("showmount", "--no-headers", "-e", host).stdout.split()
     check(exports[:1] == [EXPORT], f"showmount lists {exports}")
 
 
@@ -117,6 +117,67 @@ def beside_rpcbind():
             check_answers_over_ipv6()
         left = [row for row in registered() if row[0] in PROGRAMS]
         check(not left, f"still registered after the exit: {left}")
+        check(not registrations(), f"still registered after the exit: {registrations()}")
+
+
+class SecondServer(Server):
+    """A server on another address than the others."""
+
+    # rpcbind finds no server on a further address of 127.0.0.0/8.
+    host = "192.0.2.1"
+
+    def __init__(self, name, **options):
+        run_ok("ip", "address", "replace", f"{self.host}/24", "dev", "lo")
+        super().__init__(scratch_dir(name), "--portmap", **options)
+
+    def command(self):
+        words = super().command()
+        words[words.index("--listen") + 1] = f"{self.host}:{self.port}"
+        return words
+
+
+@case
+def the_registration_of_another_server_stays():
+    """One that stops removes its own alone, and a second server is found at the same port."""
+    need_own_port_111()
+    with rpcbind():
+        with Server(scratch_dir("export"), "--portmap") as first:
+            second = SecondServer("second", port=first.port)
+            second.start()
+            warning = "clients find this server until that one stops"
+            check(warning in second.log_text(), f"no warning: {second.last_words()}")
+            for host in ("127.0.0.1", SecondServer.host):
+                check_found(first, host)
+            second.stop()
+            check_found(first)
+            # rpcbind has lost its entries, as after a restart of it.
+            for program in PROGRAMS:
+                run_ok("rpcinfo", "-d", program, "3")
+            second.start()
+        check_found(second, SecondServer.host)
+        second.stop()
+        check(not registrations(), f"still registered after the exit: {registrations()}")
+
+
+@case
+def the_registration_of_a_killed_server_is_replaced():
+    need_own_port_111()
+    with rpcbind():
+        with Server(scratch_dir("export"), "--portmap") as first:
+            another = SecondServer("third")
+            refused = run("timeout", "20", *another.command())
+            expected = f"another server has registered it at 127.0.0.1:{first.port}"
+            check(refused.returncode == 1 and expected in refused.stderr, refused.stderr)
+            first.kill()
+        check(registrations(), "the killed server has left no registration")
+        for second in (SecondServer("second", port=first.port), another):
+            with second:
+                check_found(second, SecondServer.host)
+                check_registered("tcp")
+                second.kill()
+        # rpcbind keeps its entries for the next one.
+        with another:
+            pass
         check(not registrations(), f"still registered after the exit: {registrations()}")
 
 

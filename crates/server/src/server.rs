@@ -216,7 +216,15 @@ impl Server {
             failures.extend(errors);
         } else {
             match registration::register(RPCBIND, &taken).await {
-                Ok(()) => (self.registered, is_found) = (taken, true),
+                Ok(()) => {
+                    let left_out = registration::left_out(&taken);
+                    failures.extend(left_out.into_iter().map(|address| {
+                        std::io::Error::other(format!(
+                            "rpcbind has one port of each family, and not that of {address}"
+                        ))
+                    }));
+                    (self.registered, is_found) = (taken, true);
+                }
                 Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
                     failures.insert(0, error);
                 }
