@@ -15,7 +15,14 @@ use super::{Command, Outcome, REPLY_BYTES_MAX, Reply, Request, VERSION};
 /// How long a server may take to change something: longer than its own limit.
 const CHANGE_TIME_MAX: Duration = Duration::from_secs(70);
 /// How long it may take to report.
-const REPORT_TIME_MAX: Duration = Duration::from_secs(10);
+pub(super) const REPORT_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Bounds of a server's reply.
+#[derive(Clone, Copy)]
+pub(super) struct Bounds {
+    pub(super) time_max: Duration,
+    pub(super) bytes_max: u64,
+}
 
 /// Why a server did not do what it was asked for.
 #[derive(Debug, thiserror::Error)]
@@ -46,9 +53,19 @@ pub(crate) enum AskError {
 /// # Errors
 /// See [`AskError`].
 pub(crate) fn ask<T: DeserializeOwned>(socket: &Path, command: Command) -> Result<T, AskError> {
+    let bounds = bounds_of(&command);
+    ask_within(socket, command, bounds)
+}
+
+/// As [`ask`], of a server that may be anybody's.
+pub(super) fn ask_within<T: DeserializeOwned>(
+    socket: &Path,
+    command: Command,
+    bounds: Bounds,
+) -> Result<T, AskError> {
     let fail = |error| AskError::Socket { socket: socket.to_owned(), error };
     let answer = |error| AskError::Answer { socket: socket.to_owned(), error };
-    let (line, _) = exchange(socket, command).map_err(fail)?;
+    let (line, _) = exchange(socket, command, bounds).map_err(fail)?;
     serde_json::from_value(outcome(&line, socket)?).map_err(answer)
 }
 
@@ -61,7 +78,9 @@ pub(crate) fn follow(
     request: TraceRequest,
 ) -> Result<impl BufRead + use<>, AskError> {
     let fail = |error| AskError::Socket { socket: socket.to_owned(), error };
-    let (line, lines) = exchange(socket, Command::Trace(request)).map_err(fail)?;
+    let command = Command::Trace(request);
+    let bounds = bounds_of(&command);
+    let (line, lines) = exchange(socket, command, bounds).map_err(fail)?;
     outcome(&line, socket)?;
     let mut lines = lines;
     lines.get_mut().set_limit(u64::MAX);
@@ -78,10 +97,8 @@ fn outcome(line: &str, socket: &Path) -> Result<Value, AskError> {
     }
 }
 
-/// Sends a request. Returns the first line of the reply, and what follows it.
-fn exchange(socket: &Path, command: Command) -> io::Result<(String, BufReader<Take<Answer>>)> {
-    let request = Request { version: VERSION, command };
-    let time_max = match request.command {
+fn bounds_of(command: &Command) -> Bounds {
+    let time_max = match command {
         Command::Status
         | Command::Sample { .. }
         | Command::Log { .. }
@@ -91,11 +108,21 @@ fn exchange(socket: &Path, command: Command) -> io::Result<(String, BufReader<Ta
         Command::Panic => REPORT_TIME_MAX,
         Command::Set { .. } | Command::Reload | Command::DropClient { .. } => CHANGE_TIME_MAX,
     };
+    Bounds { time_max, bytes_max: REPLY_BYTES_MAX }
+}
+
+/// Sends a request. Returns the first line of the reply, and what follows it.
+fn exchange(
+    socket: &Path,
+    command: Command,
+    bounds: Bounds,
+) -> io::Result<(String, BufReader<Take<Answer>>)> {
+    let request = Request { version: VERSION, command };
     let mut line = serde_json::to_vec(&request)?;
     line.push(b'\n');
-    converse(socket, &line, time_max).map_err(|error| match error.kind() {
+    converse(socket, &line, bounds).map_err(|error| match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-            let sentence = format!("no answer within {} seconds", time_max.as_secs());
+            let sentence = format!("no answer within {} seconds", bounds.time_max.as_secs());
             io::Error::new(io::ErrorKind::TimedOut, sentence)
         }
         _ => error,
@@ -106,7 +133,7 @@ fn exchange(socket: &Path, command: Command) -> io::Result<(String, BufReader<Ta
 fn converse(
     socket: &Path,
     line: &[u8],
-    time_max: Duration,
+    Bounds { time_max, bytes_max }: Bounds,
 ) -> io::Result<(String, BufReader<Take<Answer>>)> {
     let deadline = Instant::now() + time_max;
     let mut stream = connect(socket, Some(time_max))?;
@@ -114,7 +141,7 @@ fn converse(
     let written = stream.write_all(line);
     let mut reply = String::new();
     let answer = Answer { stream, deadline: Some(deadline) };
-    let mut stream = BufReader::new(answer.take(REPLY_BYTES_MAX));
+    let mut stream = BufReader::new(answer.take(bytes_max));
     // A server that refuses a connection answers before the request, which fails then.
     if stream.read_line(&mut reply)? == 0 {
         written?;
@@ -180,6 +207,7 @@ mod tests {
     use super::*;
 
     const TIME_MAX: Duration = Duration::from_millis(300);
+    const BOUNDS: Bounds = Bounds { time_max: TIME_MAX, bytes_max: REPLY_BYTES_MAX };
 
     fn listening() -> (TempDir, PathBuf, UnixListener) {
         let dir = TempDir::new().unwrap();
@@ -190,7 +218,7 @@ mod tests {
 
     fn assert_ends_in_time(socket: &Path) {
         let began = Instant::now();
-        let Err(error) = converse(socket, b"request\n", TIME_MAX) else { panic!("an answer") };
+        let Err(error) = converse(socket, b"request\n", BOUNDS) else { panic!("an answer") };
         let expected = [io::ErrorKind::WouldBlock, io::ErrorKind::TimedOut];
         assert!(expected.contains(&error.kind()), "{error}");
         assert!(began.elapsed() < Duration::from_secs(20));

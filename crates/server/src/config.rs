@@ -31,6 +31,7 @@ use export::Resolve;
 pub use raw::{ByteSize, ListenAddress, NotASize, NotAnAddress};
 use raw::{EventList, RawConfig, RawEvents, TimeSpan, VersionList};
 pub use setting::{Setting, SettingError, edited};
+pub use state_dir::system_state_dir;
 pub use versions::{NfsVersions, NoSuchVersions};
 
 use crate::export::ExportTable;

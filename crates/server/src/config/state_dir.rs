@@ -50,7 +50,11 @@ fn resolve_existing(path: &Path) -> PathBuf {
     path.to_owned()
 }
 
-fn system_state_dir() -> Result<PathBuf, ConfigError> {
+/// The state directory of this user's servers whose configuration names none.
+///
+/// # Errors
+/// The environment has no home directory.
+pub fn system_state_dir() -> Result<PathBuf, ConfigError> {
     let root = rustix::process::geteuid().is_root();
     let path = default_state_dir(root, env::var_os("XDG_STATE_HOME"), env::var_os("HOME"));
     path.ok_or_else(|| ConfigError::System {
