@@ -49,7 +49,7 @@ pub(crate) fn run(options: ServeOptions) -> ExitCode {
         Err(error) => return exit::failed(&error),
     };
     let status = runtime.block_on(start(sockets, Arc::new(options)));
-    // The configuration may still be read, and wait for a name or a directory.
+    // The start may still wait for a name or a disk.
     runtime.shutdown_background();
     status
 }
@@ -87,7 +87,18 @@ async fn serve(
         Ok(metrics) => metrics,
         Err(sentence) => return exit::failed(&*sentence),
     };
-    let mut server = match Server::start_on(config.clone(), sockets).await {
+    let prepared = tokio::select! {
+        prepared = Server::prepare(config.clone(), sockets) => prepared,
+        signal = signals.stop.recv() => {
+            info!(signal, "stopped before the server was ready");
+            return ExitCode::SUCCESS;
+        }
+    };
+    let started = match prepared {
+        Ok(prepared) => prepared.start().await,
+        Err(error) => Err(error),
+    };
+    let mut server = match started {
         Ok(server) => server,
         Err(error) => return exit::failed(&error),
     };

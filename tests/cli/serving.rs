@@ -150,6 +150,29 @@ fn once_it_is_read(fifo: &str) -> File {
 }
 
 #[test]
+fn signals_to_stop_end_a_start_that_waits_for_a_disk() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let place = Place::new();
+        let state = place.path("state");
+        fs::create_dir(&state).unwrap();
+        fs::set_permissions(&state, fs::Permissions::from_mode(0o700)).unwrap();
+        // Without a writer, a FIFO is opened as slowly as a file on a disk that hangs.
+        assert!(Command::new("mkfifo").arg(state.join("handle-key")).status().unwrap().success());
+        let mut child = spawn_serve(serve_directory(&place));
+        let number = format!("{}\n", child.id());
+        // The key is opened next.
+        eventually(true, || fs::read_to_string(state.join("lock")).ok() == Some(number.clone()));
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        let ended = (0..100).find_map(|_| {
+            thread::sleep(Duration::from_millis(100));
+            child.try_wait().unwrap()
+        });
+        child.kill().unwrap();
+        assert_eq!(ended.and_then(|status| status.code()), Some(0));
+    }
+}
+
+#[test]
 fn signals_while_the_first_configuration_is_read_wait_for_the_server() {
     let place = Place::new();
     let config = place.configure(ONE_EXPORT);

@@ -62,5 +62,5 @@ mod vfs;
 mod write_order;
 
 pub use export::{ExportError, HandleKeyError};
-pub use server::{ReloadError, Server, ShutdownError, StartError};
+pub use server::{PreparedServer, ReloadError, Server, ShutdownError, StartError};
 pub use state_dir::StateDirError;

@@ -112,22 +112,17 @@ pub struct Server {
     versions: NfsVersions,
 }
 
-impl Server {
-    /// Opens the exports, binds the addresses and serves. The process's umask becomes 0, for the
-    /// modes that clients send are meant as they are.
-    ///
-    /// # Errors
-    /// See [`StartError`]; nothing is left running.
-    pub async fn start(config: Config) -> Result<Self, StartError> {
-        Self::start_on(config, Vec::new()).await
-    }
+/// A server that has opened its files and bound its addresses, and serves nothing yet.
+pub struct PreparedServer {
+    config: Config,
+    service: Arc<Service>,
+    listeners: Vec<(SocketAddr, TcpListener)>,
+    state_dir: StateDir,
+}
 
-    /// As [`Server::start`], on listening sockets that this process inherited, if there are any:
-    /// then no address is bound.
-    ///
-    /// # Errors
-    /// As [`Server::start`].
-    pub async fn start_on(config: Config, inherited: Vec<TcpListener>) -> Result<Self, StartError> {
+impl PreparedServer {
+    /// Blocks for disks.
+    fn new(config: Config, inherited: Vec<TcpListener>) -> Result<Self, StartError> {
         rustix::process::umask(rustix::fs::Mode::empty());
         let state_dir = StateDir::open(config.state_dir())?;
         check_outside(config.exports(), state_dir.path())?;
@@ -156,10 +151,20 @@ impl Server {
             let listening: Result<_, _> = inherited.into_iter().map(listen).collect();
             listening.map_err(StartError::Inherited)?
         };
+        Ok(Self { config, service, listeners, state_dir })
+    }
+
+    /// The second part of [`Server::start`], which takes seconds if an rpcbind does not answer. It
+    /// must not be dropped meanwhile: the rpcbind would keep what is registered.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub async fn start(self) -> Result<Server, StartError> {
+        let Self { config, service, listeners, state_dir } = self;
         let (stop, _) = watch::channel(false);
         let (ticked, ticks) = watch::channel(());
         let threads = NetworkThreads::start(&service.busy_polls).map_err(StartError::Threads)?;
-        let mut server = Self {
+        let mut server = Server {
             service,
             local_addrs: listeners.iter().map(|(address, _)| *address).collect(),
             stop,
@@ -185,6 +190,31 @@ impl Server {
             server.tasks.push(server.threads.next().spawn(recalls));
         }
         Ok(server)
+    }
+}
+
+impl Server {
+    /// Opens the exports, binds the addresses and serves. The process's umask becomes 0, for the
+    /// modes that clients send are meant as they are.
+    ///
+    /// # Errors
+    /// See [`StartError`]; nothing is left running.
+    pub async fn start(config: Config) -> Result<Self, StartError> {
+        Self::prepare(config, Vec::new()).await?.start().await
+    }
+
+    /// The first part of [`Server::start`], on listening sockets that this process inherited, if
+    /// there are any: then no address is bound. Waits for the state directory and the exports,
+    /// which may be on disks that do not answer. If it is dropped meanwhile, nothing is served.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub async fn prepare(
+        config: Config,
+        inherited: Vec<TcpListener>,
+    ) -> Result<PreparedServer, StartError> {
+        let preparing = spawn_blocking(move || PreparedServer::new(config, inherited));
+        preparing.await.unwrap_or_else(|error| resume_unwind(error.into_panic()))
     }
 
     /// Answers on port 111 of each host that it listens on, or registers with the rpcbind that has
