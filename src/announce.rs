@@ -1,6 +1,7 @@
 //! The start-up message: the addresses that the server listens on, and how to mount from there.
 
 use std::fmt::Write as _;
+use std::fs;
 use std::io::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
@@ -30,9 +31,7 @@ pub(crate) fn announcement(
     for export in exports.iter() {
         text += &format!("export {}\n", export.name);
         for address in addresses {
-            let mut host = *address;
-            // Of an IPv6 address this keeps the scope.
-            host.set_ip(host_to_name(address.ip(), export));
+            let host = host_to_name(*address, export);
             let written = write_mount(&mut text, host, &export.name, of_export(export, versions));
             written.expect("a String takes all that is written");
         }
@@ -81,37 +80,55 @@ fn write_mount(
 
 /// The host for the mount line. A wildcard address is not one to connect to: in its place stands
 /// the address of this machine that leads outside, or loopback where the export admits only that.
-fn host_to_name(listening: IpAddr, export: &Export) -> IpAddr {
-    if !listening.is_unspecified() {
+fn host_to_name(listening: SocketAddr, export: &Export) -> SocketAddr {
+    if !listening.ip().is_unspecified() {
         return listening;
     }
-    let loopback = match listening {
-        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
-        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+    let loopback: IpAddr = match listening {
+        SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
     };
+    let loopback = SocketAddr::new(loopback, listening.port());
     // A source port below 1024 satisfies `secure_ports`; here only the address matters.
-    let admits = |ip| {
-        let peer = Peer { address: SocketAddr::new(ip, 1023), purpose: Purpose::Data };
-        export.admit(&peer, Flavor::Sys).is_ok()
+    let admits = |mut address: SocketAddr| {
+        address.set_port(1023);
+        export.admit(&Peer { address, purpose: Purpose::Data }, Flavor::Sys).is_ok()
     };
-    match outward_address(loopback) {
+    match outward_address(listening) {
         Some(outward) if admits(outward) || !admits(loopback) => outward,
         _ => loopback,
     }
 }
 
-/// The address this machine would use towards the outside. Connecting a UDP socket only consults
-/// the routing table; nothing is sent to the documentation address (RFC 5737, RFC 3849).
-fn outward_address(family: IpAddr) -> Option<IpAddr> {
-    let (any, outside): (IpAddr, IpAddr) = match family {
-        IpAddr::V4(_) => (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(192, 0, 2, 1).into()),
-        IpAddr::V6(_) => {
-            (Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into())
-        }
+/// The address this machine would use towards the outside, of the wildcard's family and with its
+/// port. Connecting a UDP socket only consults the routing table; nothing is sent to the
+/// documentation address (RFC 5737, RFC 3849).
+fn outward_address(wildcard: SocketAddr) -> Option<SocketAddr> {
+    let outside: IpAddr = match wildcard {
+        SocketAddr::V4(_) => Ipv4Addr::new(192, 0, 2, 1).into(),
+        SocketAddr::V6(_) => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
     };
-    let socket = UdpSocket::bind((any, 0)).ok()?;
+    let socket = UdpSocket::bind((wildcard.ip(), 0)).ok()?;
     socket.connect((outside, DISCARD_PORT)).ok()?;
-    socket.local_addr().ok().map(|address| address.ip())
+    let mut outward = socket.local_addr().ok()?;
+    outward.set_port(wildcard.port());
+    if let SocketAddr::V6(address) = &mut outward
+        && address.ip().is_unicast_link_local()
+    {
+        // The only address of some machines. A socket that is not bound to a link has no scope.
+        let table = fs::read_to_string(ADDRESSES).ok()?;
+        address.set_scope_id(link_of(address.ip(), &table)?);
+    }
+    Some(outward)
+}
+
+/// The number of the link with this address in the kernel's table; `None` if several have it.
+fn link_of(address: &Ipv6Addr, table: &str) -> Option<u32> {
+    let digits = format!("{:032x}", address.to_bits());
+    let mut links = table.lines().filter_map(|line| line.strip_prefix(&digits));
+    let (link, other) = (links.next()?, links.next());
+    let number = u32::from_str_radix(link.split_whitespace().next()?, 16).ok()?;
+    other.is_none().then_some(number)
 }
 
 /// `text` as one word of a POSIX shell.
@@ -138,6 +155,8 @@ fn url_path(name: &str) -> String {
 
 /// The port that clients of version 4 connect to (RFC 8881 §2.9.3).
 const NFS_PORT: u16 = 2049;
+/// The IPv6 addresses of this machine: digits, number of the link, length of the prefix.
+const ADDRESSES: &str = "/proc/net/if_inet6";
 /// Port 9, "discard": never used, but a connected socket wants one.
 const DISCARD_PORT: u16 = 9;
 
@@ -214,12 +233,22 @@ mod tests {
     }
 
     #[test]
+    fn a_link_local_address_has_the_scope_of_its_only_link() {
+        let table = "fe80000000000000000000000000000b 1a 40 20 80    wlan0\n\
+                     fe800000000000000000000000000001 02 40 20 80     eth0\n\
+                     fe800000000000000000000000000001 03 40 20 80     eth1\n";
+        let link = |address: &str| link_of(&address.parse().unwrap(), table);
+        assert_eq!(["fe80::b", "fe80::1", "fe80::2"].map(link), [Some(26), None, None]);
+    }
+
+    #[test]
     fn a_wildcard_address_becomes_one_to_connect_to() {
         let local = export("/a", Rule::loopback(Access::default()));
-        for (any, loopback) in [("0.0.0.0", "127.0.0.1"), ("::", "::1")] {
-            let (any, loopback) = (any.parse().unwrap(), loopback.parse::<IpAddr>().unwrap());
+        for (any, loopback) in [("0.0.0.0:1", "127.0.0.1:1"), ("[::]:1", "[::1]:1")] {
+            let [any, loopback] = [any, loopback].map(|address| address.parse().unwrap());
             assert_eq!(host_to_name(any, &local), loopback);
-            assert!(!host_to_name(any, &export("/b", everyone())).is_unspecified());
+            let host = host_to_name(any, &export("/b", everyone()));
+            assert!(!host.ip().is_unspecified() && host.port() == 1, "{host}");
         }
     }
 }

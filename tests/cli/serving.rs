@@ -15,8 +15,9 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::fixture::{
     ONE_EXPORT, PATIENCE, Place, Running, assert_exit, eventually, run, serve_config,
-    serve_directory, spawn_serve,
+    serve_directory, spawn_serve, without_environment,
 };
+use crate::skip::skip;
 
 #[test]
 fn a_free_port_is_announced_and_both_signals_stop_cleanly() {
@@ -147,6 +148,24 @@ fn once_it_is_read(fifo: &str) -> File {
         }
         thread::sleep(Duration::from_millis(10));
     }
+}
+
+#[test]
+fn the_link_local_address_of_a_machine_without_another_is_printed_with_its_scope() {
+    let place = Place::new();
+    let text = format!("{ONE_EXPORT}[[export.client]]\nhosts = [\"*\"]\n");
+    let serve = serve_config(&place.configure(&text));
+    let mut command = without_environment(Command::new("unshare"));
+    let set_up = "ip link set lo up && ip -6 address add fe80::1/64 dev lo nodad && \
+                  ip -6 route add default dev lo && exec \"$@\"";
+    command.args(["--net", "sh", "-c", set_up, "sh"]);
+    if !command.output().is_ok_and(|output| output.status.success()) {
+        return skip("a network name space cannot be made here");
+    }
+    command.arg(serve.get_program()).args(serve.get_args()).args(["--listen", "[::]:0"]);
+    let running = Running::start(command, 1);
+    assert!(running.announced.contains("'[fe80::1%1]:/a' /mnt"), "{}", running.announced);
+    running.stop(Signal::TERM);
 }
 
 #[test]
