@@ -3,7 +3,8 @@
 //!
 //! A record is a file of its own, replaced by rename(2) and synced with its directory, so that a
 //! crash leaves the old one or the new one. What cannot be read is removed after a line in the log.
-//! A record that cannot be written costs its client the reclaim, and the server goes on.
+//! A record that cannot be written costs its client the reclaim, and the server goes on. A full
+//! disk keeps no server from starting.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -18,6 +19,7 @@ use proto::nfs4::OPAQUE_BYTES_MAX;
 use crate::fs::escaped;
 use crate::random::random_u64;
 use crate::state::{ClientRecord, Principal, RecordChange, State};
+use crate::state_dir::unless_full;
 
 /// The records of clients.
 #[derive(Debug)]
@@ -52,7 +54,8 @@ impl Recovery {
     /// Reads the records in the state directory, and begins a new epoch.
     ///
     /// # Errors
-    /// The directory cannot be made or read, or the epoch not written.
+    /// The directory cannot be made, read or written. That it is full is an error only where a file
+    /// cannot be removed.
     pub(crate) fn open(state_dir: &Path) -> io::Result<(Self, Recovered)> {
         Self::open_at(state_dir, SystemTime::now())
     }
@@ -144,7 +147,7 @@ impl Records {
         let boot = fs::read(BOOT_ID).ok();
         let boot_path = self.directory.join(BOOT_FILE);
         let first_start = boot.as_ref().and_then(|boot| first_start(&boot_path, boot, now));
-        let mut clients = Vec::new();
+        let (mut clients, mut noted) = (Vec::new(), Ok(()));
         for number in numbers {
             let path = self.path(number);
             let record = if clients.len() < RECORDS_MAX { read(&path)? } else { None };
@@ -154,7 +157,7 @@ impl Records {
                     let mut written = fs::metadata(&path)?.modified()?;
                     if written > now {
                         // Not synced: after a crash of the machine no record is trusted.
-                        set_modified(&path, SystemTime::UNIX_EPOCH)?;
+                        noted = noted.and_then(|()| set_modified(&path, SystemTime::UNIX_EPOCH));
                     }
                     if written > now || first_start.is_none_or(|first| written <= first) {
                         written = SystemTime::UNIX_EPOCH;
@@ -170,7 +173,13 @@ impl Records {
         }
         if let Some(boot) = boot.filter(|_| first_start.is_none()) {
             // Each record of an earlier boot is as old or marked, whatever the clock does.
-            replace_of(&boot_path, &boot, Some(now))?;
+            noted = noted.and_then(|()| replace_of(&boot_path, &boot, Some(now)));
+        }
+        if let Err(error) = unless_full(noted)? {
+            let path = self.directory.display();
+            tracing::warn!(%path, %error, "the next start gives no delegation back");
+            // Without it the next start trusts the time of no record.
+            remove_durably(&boot_path)?;
         }
         Ok(clients)
     }
@@ -205,10 +214,7 @@ impl Records {
 
     fn remove(&mut self, owner: &[u8]) -> io::Result<()> {
         let Some(number) = self.numbers.get(owner) else { return Ok(()) };
-        match fs::remove_file(self.path(*number)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            Ok(()) | Err(_) => File::open(&self.directory)?.sync_all()?,
-        }
+        remove_durably(&self.path(*number))?;
         self.numbers.remove(owner);
         Ok(())
     }
@@ -272,7 +278,8 @@ fn set_modified(path: &Path, time: SystemTime) -> io::Result<()> {
 }
 
 /// The epoch after the one on the disk. The first is random, so that a lost file does not bring an
-/// old one back.
+/// old one back. So is one that a full disk does not take: no start before or after has it, but for
+/// one in 2^32, and the next one that is written follows the last that was.
 fn next_epoch(directory: &Path) -> io::Result<u32> {
     let path = directory.join(EPOCH_FILE);
     let last = match fs::read_to_string(&path) {
@@ -281,12 +288,22 @@ fn next_epoch(directory: &Path) -> io::Result<u32> {
         Err(error) if error.kind() == io::ErrorKind::InvalidData => None,
         Err(error) => return Err(error),
     };
-    let epoch = match last {
-        Some(last) => last.wrapping_add(1),
-        None => u32::try_from(random_u64()? >> 32).expect("32 bits are left"),
+    let random = u32::try_from(random_u64()? >> 32).expect("32 bits are left");
+    let epoch = last.map_or(random, |last| last.wrapping_add(1));
+    let Err(error) = unless_full(replace(&path, format!("{epoch}\n").as_bytes()))? else {
+        return Ok(epoch);
     };
-    replace(&path, format!("{epoch}\n").as_bytes())?;
-    Ok(epoch)
+    let path = path.display();
+    tracing::warn!(%path, %error, "the ids of this start are random: clients reclaim all the same");
+    Ok(random)
+}
+
+/// Removes a file, if it is there still. That is on the disk when this returns.
+fn remove_durably(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        Ok(()) | Err(_) => sync_directory_of(path),
+    }
 }
 
 /// Replaces a file by one with these bytes, which are on the disk when this returns.
@@ -307,8 +324,11 @@ fn replace_of(path: &Path, bytes: &[u8], modified: Option<SystemTime>) -> io::Re
     }
     file.sync_all()?;
     fs::rename(&unfinished, path)?;
-    let directory = path.parent().expect("a record lies in a directory");
-    File::open(directory)?.sync_all()
+    sync_directory_of(path)
+}
+
+fn sync_directory_of(path: &Path) -> io::Result<()> {
+    File::open(path.parent().expect("a record lies in a directory"))?.sync_all()
 }
 
 /// The directory of records below the state directory.

@@ -4,7 +4,7 @@
 //! a key, and two servers on one directory would replace each other's files.
 
 use std::fs::{self, File, Metadata};
-use std::io::{self, ErrorKind, Read, Seek, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -13,6 +13,8 @@ use rustix::io::Errno;
 
 /// File name of the lock in the state directory. It holds the number of the process that has it.
 const LOCK_FILE: &str = "lock";
+/// The kernel's table of locks.
+const LOCKS: &str = "/proc/locks";
 /// The longest process number in decimal, with its newline.
 const PID_BYTES_MAX: u64 = 11;
 /// Writing by group and others.
@@ -168,18 +170,54 @@ fn lock(directory: &Path) -> Result<File, StateDirError> {
         }
         Err(errno) => return Err(fail(errno.into())),
     }
-    file.set_len(0).map_err(fail)?;
-    file.rewind().map_err(fail)?;
-    writeln!(file, "{}", std::process::id()).map_err(fail)?;
+    if let Err(error) = unless_full(write_holder(&mut file)).map_err(fail)? {
+        let path = path.display();
+        // On some file systems the old number is left, which is not that of the lock's holder.
+        tracing::warn!(%path, %error, "a second server here will not name this process");
+    }
     Ok(file)
 }
 
-/// The process that has written its number into the lock.
+fn write_holder(file: &mut File) -> io::Result<()> {
+    let line = format!("{}\n", std::process::id());
+    // Before the end is cut off: a full disk still has the space of the last number.
+    file.write_all(line.as_bytes())?;
+    file.set_len(line.len() as u64)
+}
+
+/// The result inside reports a full disk or a used-up quota, which may pass where a start can do
+/// without the file.
+///
+/// # Errors
+/// Every other one.
+pub(crate) fn unless_full<T>(written: io::Result<T>) -> io::Result<io::Result<T>> {
+    match written {
+        Err(error)
+            if !matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) =>
+        {
+            Err(error)
+        }
+        written => Ok(written),
+    }
+}
+
+/// The process that has written its number into the lock, if it is the one that has the lock: a
+/// full disk may leave the number of an earlier one.
 fn holder(file: &mut File) -> io::Result<String> {
     let mut text = String::new();
     file.take(PID_BYTES_MAX).read_to_string(&mut text)?;
-    let number = text.trim().parse::<u32>();
-    Ok(number.map_or_else(|_| "of unknown number".to_owned(), |number| number.to_string()))
+    let number = text.trim();
+    let inode = file.metadata()?.ino().to_string();
+    let locks = fs::read_to_string(LOCKS).unwrap_or_default();
+    let is_holder = locks.lines().any(|line| {
+        // Number, kind, strictness, access, process, and the file as major:minor:inode. The device
+        // is not that of stat(2) on every file system.
+        let mut fields = line.split_whitespace().skip(1);
+        fields.next() == Some("FLOCK")
+            && fields.nth(2) == Some(number)
+            && fields.next().and_then(|place| place.rsplit(':').next()) == Some(&*inode)
+    });
+    Ok(if is_holder { number } else { "of unknown number" }.to_owned())
 }
 
 #[cfg(test)]
@@ -264,6 +302,16 @@ mod tests {
             assert!(began.elapsed() < Duration::from_secs(10), "{error}");
             thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    #[test]
+    fn the_number_of_an_earlier_process_is_not_named() {
+        let dir = directory(0o700);
+        let _state = open(dir.path()).unwrap();
+        // As a full disk may leave it, on which no file can be overwritten.
+        fs::write(dir.path().join(LOCK_FILE), "1\n").unwrap();
+        let error = open(dir.path()).unwrap_err();
+        assert!(error.contains("is in use by process of unknown number;"), "{error}");
     }
 
     #[test]

@@ -233,6 +233,25 @@ fn an_epoch_is_used_once() {
 }
 
 #[test]
+fn an_epoch_that_a_full_disk_does_not_take_is_random_and_not_counted() {
+    let dir = TempDir::new().unwrap();
+    let first = recover(&dir).epoch;
+    // A disk that is full for this file.
+    std::os::unix::fs::symlink("/dev/full", file(&dir, "epoch.new")).unwrap();
+    let random = recover(&dir).epoch;
+    assert!(random.wrapping_sub(first) > 2, "{random} follows {first}");
+    assert_eq!(recover(&dir).epoch, first.wrapping_add(1));
+}
+
+#[test]
+fn an_epoch_that_cannot_be_written_for_another_reason_ends_the_start() {
+    let dir = TempDir::new().unwrap();
+    recover(&dir);
+    std::os::unix::fs::symlink("/proc/missing/file", file(&dir, "epoch.new")).unwrap();
+    assert!(Recovery::open(dir.path()).is_err());
+}
+
+#[test]
 fn garbage_is_removed_and_does_not_hide_the_other_records() {
     let dir = TempDir::new().unwrap();
     let (recovery, recovered) = Recovery::open(dir.path()).unwrap();

@@ -1,7 +1,9 @@
 //! Restarts of the server and of clients: what is reclaimed, and who has to wait.
 
-use std::fs::File;
+use std::fs::{self, File};
+use std::io::Write as _;
 use std::os::fd::AsFd;
+use std::path::Path;
 
 use io::{OfdLock, set_ofd_lock};
 use proto::nfs4::*;
@@ -9,7 +11,7 @@ use proto::nfs4::*;
 use super::client::{
     ALL_VERSIONS, Operations, Session, compound, create_session_args, exchange_id, open_args,
 };
-use crate::fixture::Fixture;
+use crate::fixture::{Fixture, Mounted, set_mode};
 use crate::local_file::eventually;
 
 /// A session of a client that has not reclaimed yet.
@@ -82,6 +84,58 @@ fn a_client_reclaims_its_lock_before_others_can_have_it() {
     assert_eq!(lock(&mut other, file, stateid, false), Err(Status::Denied));
 }
 
+/// Fills the file system of a file.
+fn fill(filler: &mut File) {
+    while filler.write_all(&[1; 4096]).is_ok() {}
+}
+
+#[test]
+fn a_server_that_starts_on_a_full_state_directory_has_the_clients_on_record_reclaim() {
+    let mount = |dir: &Path| {
+        let state = dir.join("state");
+        fs::create_dir(&state).unwrap();
+        let mounted = Mounted::tmpfs(&state, 256);
+        set_mode(&state, 0o700);
+        mounted
+    };
+    let Some((mut fixture, _state)) = Fixture::over(ALL_VERSIONS, mount) else { return };
+    let file = locked_file(&fixture);
+    fixture.stop();
+    let [epoch, boot, lock_file, filler] =
+        ["nfs4/epoch", "nfs4/boot", "lock", "filler"].map(|name| fixture.path("state").join(name));
+    let epoch = || fs::read_to_string(&epoch).unwrap();
+    let before = epoch();
+    fs::write(&lock_file, "1\n").unwrap();
+    // As after a start of the machine.
+    fs::write(&boot, "another\n").unwrap();
+    let mut filler = File::create(filler).unwrap();
+    fill(&mut filler);
+    for holder_number in [format!("{}\n", std::process::id()), String::new()] {
+        fixture.start();
+        assert_eq!(fs::read_to_string(&lock_file).unwrap(), holder_number);
+        assert_eq!(epoch(), before);
+        assert!(!boot.exists(), "the next start may not trust the times of records");
+        // It has left the space of the boot.
+        fill(&mut filler);
+        let mut other = connect(&fixture, b"other", 1);
+        assert_eq!(open(&mut other, file, PREVIOUS), Err(Status::ReclaimBad), "not on record");
+        reclaim_complete(&mut other);
+        let mut holder = connect(&fixture, b"holder", 1);
+        let stateid = open(&mut holder, file, PREVIOUS).unwrap();
+        lock(&mut holder, file, stateid, true).unwrap();
+        reclaim_complete(&mut holder);
+        let stateid = open(&mut other, file, OpenClaim::Handle).expect("all have reclaimed");
+        assert_eq!(lock(&mut other, file, stateid, false), Err(Status::Denied));
+        fixture.stop();
+        fs::write(&lock_file, "").unwrap();
+        fill(&mut filler);
+    }
+    filler.set_len(0).unwrap();
+    fixture.start();
+    assert_ne!(epoch(), before);
+    assert!(boot.exists());
+}
+
 #[test]
 fn a_reclaim_conflicts_with_a_lock_that_a_local_program_took_meanwhile() {
     let mut fixture = Fixture::with(ALL_VERSIONS);
@@ -113,7 +167,7 @@ fn state_that_was_revoked_before_a_restart_is_not_reclaimed() {
     let file = locked_file(&fixture);
     let directory = fixture.path("state/nfs4");
     let has_record = || {
-        let mut names = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap());
+        let mut names = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap());
         names.any(|entry| entry.file_name().as_encoded_bytes().starts_with(b"client-"))
     };
     assert!(has_record());
