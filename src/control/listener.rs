@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::geteuid;
 use serde::Serialize;
 use serde_json::Value;
@@ -19,7 +20,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::runtime;
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{Semaphore, TryAcquireError, mpsc, oneshot};
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
@@ -36,6 +37,11 @@ const PEER_TIME_MAX: Duration = Duration::from_secs(5);
 const CHANGE_TIME_MAX: Duration = Duration::from_secs(60);
 /// Changes that wait for the main thread.
 const CHANGES_MAX: usize = 4;
+/// Lookups of files to follow and drops of clients at a time, also those whose commands have ended:
+/// they last for as long as a disk hangs.
+const LOOKUPS_MAX: usize = 16;
+/// How often a connection whose request takes time is checked for the end of its peer.
+const PEER_CHECK: Duration = Duration::from_millis(500);
 /// The pause after a failed accept, mostly for want of descriptors.
 const RETRY: Duration = Duration::from_millis(100);
 
@@ -77,6 +83,7 @@ struct Service {
     metrics: Option<SocketAddr>,
     changes: mpsc::Sender<Change>,
     connections: Arc<Semaphore>,
+    lookups: Arc<Semaphore>,
 }
 
 /// Listens in the state directory, which this process has locked, and serves metrics at another
@@ -98,10 +105,14 @@ pub(crate) fn start(
     let (changes, received) = mpsc::channel(CHANGES_MAX);
     let (ends, ended) = oneshot::channel();
     let socket = listener.is_ok().then_some(path);
-    let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let metrics_address = metrics.as_ref().and_then(|metrics| metrics.local_addr().ok());
-    let service = Service { monitor, config, metrics: metrics_address, changes, connections };
-    let service = Arc::new(service);
+    let service = Arc::new(Service {
+        monitor,
+        config,
+        metrics: metrics.as_ref().and_then(|metrics| metrics.local_addr().ok()),
+        changes,
+        connections: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+        lookups: Arc::new(Semaphore::new(LOOKUPS_MAX)),
+    });
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     thread::Builder::new().name("spillway-ctl".to_owned()).spawn(move || {
         runtime.block_on(async move {
@@ -178,22 +189,48 @@ fn refuse(stream: UnixStream) {
     }
 }
 
-/// Takes one request and answers it.
-async fn converse(service: &Service, stream: UnixStream, peer: (u32, i32)) -> io::Result<()> {
+/// Takes one request and answers it. If the peer closes its end, the work goes on without it.
+async fn converse(service: &Arc<Service>, stream: UnixStream, peer: (u32, i32)) -> io::Result<()> {
     let (reader, mut writer) = stream.into_split();
     let mut line = String::new();
     let mut reader = BufReader::new(reader.take(REQUEST_BYTES_MAX));
     timeout(PEER_TIME_MAX, reader.read_line(&mut line)).await??;
     let outcome = match parse(&line) {
-        Ok(Command::Trace(request)) => match follow(service, request, peer).await {
-            Ok(feed) => return trace(&feed, reader.into_inner().into_inner(), writer).await,
-            Err(why) => Err(why),
-        },
-        Ok(command) => answer(service, command, peer).await,
+        Ok(Command::Trace(request)) => {
+            let followed = tokio::select! {
+                followed = follow(service, request, peer) => followed,
+                () = closed(&writer) => return Ok(()),
+            };
+            match followed {
+                Ok(feed) => return trace(&feed, reader.into_inner().into_inner(), writer).await,
+                Err(why) => Err(why),
+            }
+        }
+        Ok(command) => {
+            let service = Arc::clone(service);
+            let answering = tokio::spawn(async move { answer(&service, command, peer).await });
+            tokio::select! {
+                answered = answering => answered.unwrap_or_else(|error| Err(error.to_string())),
+                () = closed(&writer) => return Ok(()),
+            }
+        }
         Err(why) => Err(why),
     };
     let outcome = outcome.map_or_else(Outcome::Error, Outcome::Result);
     timeout(PEER_TIME_MAX, writer.write_all(&reply(outcome)?)).await?
+}
+
+/// Waits until the peer has closed its end. One that has closed the direction of its request alone
+/// takes the reply still.
+async fn closed(stream: &OwnedWriteHalf) {
+    loop {
+        tokio::time::sleep(PEER_CHECK).await;
+        let mut end = [PollFd::new(stream.as_ref(), PollFlags::empty())];
+        let polled = poll(&mut end, Some(&Timespec::default()));
+        if polled.is_ok() && end[0].revents().intersects(PollFlags::HUP | PollFlags::ERR) {
+            return;
+        }
+    }
 }
 
 fn reply(outcome: Outcome) -> io::Result<Vec<u8>> {
@@ -209,10 +246,20 @@ async fn follow(
 ) -> Result<TraceFeed, String> {
     let (monitor, events) = (service.monitor.clone(), request.events.join(","));
     // A file named by its path is looked up on its disk.
-    let feed = tokio::task::spawn_blocking(move || monitor.follow(&request));
+    let place = request.file.as_ref().map(|_| Arc::clone(&service.lookups).try_acquire_owned());
+    let place = place.transpose().map_err(disks_hang)?;
+    let feed = tokio::task::spawn_blocking(move || {
+        let feed = monitor.follow(&request);
+        drop(place);
+        feed
+    });
     let feed = feed.await.map_err(|error| error.to_string())??;
     info!(uid, pid, "trace events followed: {}", events.escape_debug());
     Ok(feed)
+}
+
+fn disks_hang(_: TryAcquireError) -> String {
+    format!("{LOOKUPS_MAX} lookups of files and drops of clients wait for disks already")
 }
 
 /// Sends events until the peer closes its end. One that takes none makes the feed lose events.
@@ -302,6 +349,7 @@ async fn answer(
             change(service, ChangeCommand::Reload).await
         }
         Command::DropClient { address } => {
+            let _place = service.lookups.try_acquire().map_err(disks_hang)?;
             let dropped = monitor.drop_client(address).await;
             let DroppedClient { connections, nfs4_clients, calls_in_progress } = dropped;
             info!(

@@ -1,9 +1,12 @@
 //! A disk that fails: the replies, the lines of the log, and that nothing is left of the error.
 
 use std::ffi::OsStr;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Duration;
 
 use fuser::{
@@ -17,10 +20,14 @@ use proto::nfs3::{
 };
 use proto::xdr::decode_all;
 use rustix::process::Signal;
+use serde_json::json;
 use server::trace::handle_hash;
 
 use crate::client::Client;
-use crate::fixture::{Place, Running, serve_config, serve_directory, without_environment};
+use crate::fixture::{
+    PATIENCE, Place, Running, assert_exit, eventually, run, serve_config, serve_directory,
+    without_environment,
+};
 use crate::fuse::attributes;
 use crate::skip::skip;
 
@@ -31,6 +38,8 @@ const FILE: INodeNo = INodeNo(2);
 enum Failing {
     Access,
     Lookup,
+    /// It does not answer one.
+    HangingLookup,
 }
 
 type Switch = Arc<Mutex<Option<Failing>>>;
@@ -65,6 +74,13 @@ impl Disk {
     }
 }
 
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // Before the end of the session, which waits for what hangs.
+        self.mend();
+    }
+}
+
 struct Files {
     failing: Switch,
 }
@@ -78,6 +94,9 @@ impl Files {
 /// The kernel keeps nothing: each use is a request.
 impl Filesystem for Files {
     fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        while self.fails(Failing::HangingLookup) {
+            thread::sleep(Duration::from_millis(5));
+        }
         match name.to_str() {
             _ if self.fails(Failing::Lookup) => reply.error(Errno::EIO),
             Some("file") => reply.entry(&Duration::ZERO, &attributes(FILE), Generation(0)),
@@ -177,6 +196,42 @@ fn access_reports_an_error_of_the_disk() {
         disk.mend();
         assert_ne!(client.status_of_access(file).unwrap(), 0, "nothing is left of the error");
     }
+    running.stop(Signal::TERM);
+}
+
+#[test]
+fn traces_of_a_file_on_a_hanging_disk_leave_their_places_when_their_commands_end() {
+    let place = Place::new();
+    let Some(disk) = Disk::mount(&place.path("a")) else { return };
+    let running = Running::start(serve_directory(&place), 1);
+    // Dropped before the server, whose end waits for what hangs.
+    let disk = disk;
+    let request = json!({
+        "version": 1, "command": "trace", "events": ["read"], "file": place.text("a/file"),
+    });
+    let trace = || {
+        let mut stream = UnixStream::connect(place.path("state/spillway.sock")).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(format!("{request}\n").as_bytes()).unwrap();
+        BufReader::new(stream)
+    };
+    let reply = |mut trace: BufReader<UnixStream>| {
+        let mut reply = String::new();
+        trace.read_line(&mut reply).unwrap();
+        reply
+    };
+    let state = place.text("state");
+    let status = || run(&["status", "--socket", &state]);
+    disk.fail(Failing::HangingLookup);
+    let traces: Vec<_> = (0..16).map(|_| trace()).collect();
+    assert_exit(&status(), 1, "the server serves 16 commands at a time already");
+    drop(traces);
+    eventually(Some(0), || status().status.code());
+    let refused = "16 lookups of files and drops of clients wait for disks already";
+    assert_eq!(reply(trace()), format!("{{\"version\":1,\"error\":\"{refused}\"}}\n"));
+    assert_exit(&run(&["drop-client", "192.0.2.1", "--socket", &state]), 1, refused);
+    disk.mend();
+    eventually("{\"version\":1,\"result\":null}\n".to_owned(), || reply(trace()));
     running.stop(Signal::TERM);
 }
 
