@@ -238,6 +238,25 @@ for each in SUBJECTS:
     define(each)
 
 
+@case
+def a_name_in_a_shared_directory_leads_to_the_new_file_within_seconds():
+    """The directory is known to be changed by another mount, when it changes once more."""
+    with spillway_export(quick=True) as export, two_mounts(export) as (one, other):
+        os.mkdir(other / "directory")
+        for name in ("old", "new"):
+            put(other / "directory" / name, b"")
+        check(not (one / "directory/absent").exists(), "it is there")
+        # In the clock tick of the search the link would not change the times of the directory.
+        time.sleep(0.02)
+        # A link keeps the old file, so that its handle stays valid.
+        os.link(other / "directory/old", other / "directory/kept")
+        check((one / "directory/kept").exists(), "the link is not there")
+        number = (one / "directory/old").stat().st_ino
+        os.rename(other / "directory/new", other / "directory/old")
+        is_new = eventually(lambda: (one / "directory/old").stat().st_ino != number, 10)
+        check(is_new, "the old file after 10 s")
+
+
 def read_bytes_of(export, action):
     """How many bytes the server was asked for while `action` ran."""
     before = export.counters()["read_bytes"]

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use proto::nfs3::Attributes;
 
+use super::Inode;
 use crate::cache::attributes::{self, AttributeCache, AttributeTimeouts, Effect};
 use crate::cache::change::{Attribution, Change, ChangeTracker, Moment};
 
@@ -13,6 +14,11 @@ pub(super) struct Known {
     pub(super) tracker: ChangeTracker,
     /// Time of the last event: a reply, the beginning of an own change, or an expiry.
     pub(super) disturbed_at: Instant,
+    /// As [`Inode::foreign_change_at`].
+    foreign_change_at: Option<Instant>,
+    /// Own changes can be distinguished from foreign ones: not in a directory if the reply to the
+    /// last own change in it had no stamp from before it.
+    pub(super) is_attributing: bool,
 }
 
 /// The change stamp of an object and the number of foreign changes before a call, for
@@ -53,6 +59,15 @@ impl Known {
             attributes: AttributeCache::new(attributes, timeouts, sent.at()),
             tracker: ChangeTracker::new(attributes),
             disturbed_at: Instant::now(),
+            foreign_change_at: None,
+            is_attributing: true,
+        }
+    }
+
+    /// Notes the time of a foreign change, unless it can be an own one.
+    pub(super) fn note_foreign_change(&mut self) {
+        if self.is_attributing {
+            self.foreign_change_at = Some(Instant::now());
         }
     }
 
@@ -121,5 +136,13 @@ impl Known {
             }
             Sent::At(at) => (Moment::BEFORE_ALL, attributes::Sent::before_all(at)),
         }
+    }
+}
+
+impl Inode {
+    /// When another client's change was last noticed. Of a directory only if the server returns the
+    /// stamps from before own changes, which count as foreign otherwise.
+    pub(crate) fn foreign_change_at(&self) -> Option<Instant> {
+        self.known().foreign_change_at
     }
 }

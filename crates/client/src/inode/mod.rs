@@ -91,8 +91,6 @@ struct Opens {
     holds: usize,
     /// Another client has changed the file since it was last opened.
     changed: bool,
-    /// When that was last noticed.
-    changed_at: Option<Instant>,
     /// To be removed at the end of the last hold.
     silly_renames: Vec<SillyRename>,
 }
@@ -305,20 +303,19 @@ impl Inode {
         let mut known = self.known();
         let (attribution, from, to) = known.observe(attributes, sent);
         note(attributes.into());
-        self.trace(attribution, from, to);
+        let _ = self.is_foreign(&mut known, attribution, from, to);
     }
 
     /// Traces a change, and drops the caches if it was foreign. Under the lock: an open for which
     /// the change is known must not find the old data cached.
     fn apply(
         &self,
-        known: MutexGuard<'_, Known>,
+        mut known: MutexGuard<'_, Known>,
         attribution: Attribution,
         from: Change,
         to: Change,
     ) {
-        self.trace(attribution, from, to);
-        if attribution != Attribution::Foreign {
+        if !self.is_foreign(&mut known, attribution, from, to) {
             return;
         }
         if let Contents::File(file) = &self.contents {
@@ -331,18 +328,25 @@ impl Inode {
         }
     }
 
-    fn trace(&self, attribution: Attribution, from: Change, to: Change) {
-        let event = match attribution {
-            Attribution::Unchanged | Attribution::Undecided => return,
+    /// Traces a change. Returns whether it was foreign, and notes the time then.
+    fn is_foreign(&self, known: &mut Known, by: Attribution, from: Change, to: Change) -> bool {
+        let event = match by {
+            Attribution::Unchanged | Attribution::Undecided => return false,
             Attribution::Own => Event::OwnChange,
             Attribution::Foreign => Event::CacheInvalidate,
         };
         let detail = format_args!("from={} to={}", ChangeText(from), ChangeText(to));
         self.superblock().tracer().emit(event, self.object(), 0, 0, detail);
+        let is_foreign = by == Attribution::Foreign;
+        if is_foreign {
+            known.note_foreign_change();
+        }
+        is_foreign
     }
 
     /// Drops the caches after a foreign change.
     fn drop_cached(&self) {
+        self.known().note_foreign_change();
         if self.clear_caches() {
             self.superblock().report_foreign_change(self.handle);
         }
@@ -356,7 +360,7 @@ impl Inode {
                 file.data_epoch.fetch_add(1, Ordering::AcqRel);
                 file.written.forget_kept();
                 let mut opens = lock(&file.opens);
-                (opens.changed, opens.changed_at) = (true, Some(Instant::now()));
+                opens.changed = true;
                 opens.count > 0
             }
             Contents::Directory(directory) => {
@@ -512,11 +516,6 @@ impl Inode {
     pub(crate) fn outdate(&self) {
         self.expire();
         self.drop_cached();
-    }
-
-    /// When another client's change of this file was last noticed.
-    pub(crate) fn foreign_change_at(&self) -> Option<Instant> {
-        lock(&self.file().ok()?.opens).changed_at
     }
 
     /// Counts an open file. Returns whether data cached since the last open is still valid.

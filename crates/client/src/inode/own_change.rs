@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Attribution, Inode};
+use super::{Attribution, Contents, Inode};
 use crate::Result;
 use crate::cache::attributes::{self, Effect};
 use crate::cache::change::{Change, Evidence, OwnCall};
@@ -40,6 +40,10 @@ impl OwnChange {
         let Self { inode, call, sent } = self;
         let mut known = inode.known();
         let from = known.tracker.known();
+        let is_pair = evidence.as_ref().and_then(Evidence::is_pair);
+        if let (Some(is_pair), Contents::Directory(_)) = (is_pair, &inode.contents) {
+            known.is_attributing = is_pair;
+        }
         let attribution = match &evidence {
             Some(evidence) => known.tracker.finish(call, evidence),
             None => known.tracker.refuse(call),

@@ -20,9 +20,13 @@ fn changed_at(seconds: u32) -> Attributes {
 
 /// The inode of the file as changed at 1.
 fn inode(tracer: Arc<Tracer>) -> Arc<Inode> {
+    inode_of(&changed_at(1), tracer)
+}
+
+fn inode_of(attributes: &Attributes, tracer: Arc<Tracer>) -> Arc<Inode> {
     let superblock = Superblock::new(MountOptions::default(), &fsinfo(), tracer);
     let handle = FileHandle::new(b"file").unwrap();
-    InodeTable::new(superblock).inode(handle, &changed_at(1), Sent::now())
+    InodeTable::new(superblock).inode(handle, attributes, Sent::now())
 }
 
 #[test]
@@ -141,5 +145,22 @@ fn attributes_from_before_a_write_in_the_same_tick_are_not_taken_for_later_ones(
             inode.note(Some(&before), overtaking);
         }
         assert_eq!(inode.fresh_attributes(), Some(after));
+    }
+}
+
+#[test]
+fn foreign_changes_of_a_directory_are_noted_after_its_rename() {
+    let dir_at = |seconds| Attributes { file_type: FileType::Directory, ..changed_at(seconds) };
+    let renamed = || Ok(RenameOk { from_wcc: WccData::default(), to_wcc: WccData::default() });
+    for is_changed in [false, true] {
+        let dir = inode_of(&dir_at(1), Arc::default());
+        dir.begin_change().finish(&renamed(), Evidence::of_renamed_file);
+        if is_changed {
+            // A RENAME in it, whose reply has no stamps, and one of it.
+            dir.begin_change().finish(&renamed(), Evidence::of_rename_from_dir);
+            dir.begin_change().finish(&renamed(), Evidence::of_renamed_file);
+        }
+        dir.note(Some(&dir_at(2)), dir.sent());
+        assert_eq!(dir.foreign_change_at().is_none(), is_changed);
     }
 }

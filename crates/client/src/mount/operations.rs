@@ -280,7 +280,8 @@ impl Operations {
         if self.rules.lookup_cache == LookupCache::None || self.must_ask(dir) {
             return Duration::ZERO;
         }
-        dir.attributes_ttl()
+        let ttl = dir.attributes_ttl();
+        if is_shared(dir) { ttl.min(SHARED_NAME_TTL_MAX) } else { ttl }
     }
 
     /// Whether not all users may search `dir`, so that the server checks each search.
@@ -520,13 +521,19 @@ pub(super) fn is_set_id(inode: &Inode) -> bool {
     inode.attributes().mode & SET_ID_BITS != 0
 }
 
-/// Whether another client has changed the file lately.
+/// Whether another client has changed the file or directory lately.
 fn is_shared(inode: &Inode) -> bool {
     inode.foreign_change_at().is_some_and(|at| at.elapsed() < SHARED_FOR)
 }
 
-/// Time in which a file that another client has changed is expected to be changed again.
+/// Time in which an object that another client has changed is expected to be changed again: a job
+/// on another machine that writes a log, or files into a directory, pauses for some seconds.
 const SHARED_FOR: Duration = Duration::from_secs(10);
+
+/// How long the kernel may use a name in a directory that another client has changed lately: as
+/// long as with the shortest time that nfs(5) can set, `acdirmax=1`. The kernel does not learn of a
+/// further change until then. With none, each open(2) of a program would send a LOOKUP.
+const SHARED_NAME_TTL_MAX: Duration = Duration::from_secs(1);
 
 /// How often, and how many times at most, a part of a write(2) looks for earlier parts.
 const PARTS_POLL: Duration = Duration::from_millis(1);

@@ -1008,6 +1008,39 @@ fn note_foreign_change(operations: &Operations, node: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_kernel_keeps_names_for_a_second_once_another_client_has_changed_their_directory() {
+    let (peer, operations) = Peer::mounted().await;
+    assert!(name_ttl(&operations).await > BELIEVED, "the directory has not changed");
+    peer.change_root();
+    operations.file_system.revalidate(&operations.file_system.root()).await.unwrap();
+    let ttl = name_ttl(&operations).await;
+    assert!(!ttl.is_zero() && ttl <= Duration::from_secs(1), "found: {ttl:?}");
+    let ttl = absent_ttl(&operations).await;
+    assert!(!ttl.is_zero() && ttl <= Duration::from_secs(1), "absent: {ttl:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn own_changes_that_look_foreign_leave_names_their_time() {
+    for leaves_out_before in [false, true] {
+        let (peer, operations) = Peer::mounted().await;
+        if leaves_out_before {
+            peer.leave_out_before();
+        }
+        // By the CREATE, or by another client if that has found the directory as it left it.
+        peer.change_root();
+        let (root, new) = (request(ROOT, 0), Name(b"new"[..].into()));
+        assert!(operations.create(&root, &new, 0o644, 0).await.is_ok());
+        let ttl = name_ttl(&operations).await;
+        assert_eq!(ttl > BELIEVED, leaves_out_before, "{ttl:?}");
+    }
+}
+
+/// How long the kernel may use the absence of [`ABSENT`], by the answer to a LOOKUP.
+async fn absent_ttl(operations: &Operations) -> Duration {
+    first_name_ttl(operations.lookup(&request(ROOT, 0), &Name(ABSENT.into())).await)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_kernel_keeps_a_name_no_longer_than_its_listing_is_believed() {
     for _ in 0..ATTEMPTS_MAX {
         let (peer, operations, dir) = listing().await;

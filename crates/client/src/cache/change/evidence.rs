@@ -122,6 +122,17 @@ impl Evidence {
         Self { stamps, attributes: wcc.after }
     }
 
+    /// Whether the reply has both stamps of a directory. `None` if the procedure never returns them
+    /// for it, as RENAME and RMDIR of the directory itself.
+    #[must_use]
+    pub(crate) fn is_pair(&self) -> Option<bool> {
+        match self.stamps {
+            Stamps::Pair(..) => Some(true),
+            Stamps::After(_) | Stamps::Nothing => Some(false),
+            Stamps::TrustedAfter(_) | Stamps::CtimeAfter(_) | Stamps::CtimeMoved => None,
+        }
+    }
+
     pub(super) fn stamps(&self) -> Stamps {
         self.stamps
     }

@@ -44,6 +44,8 @@ struct State {
     mode: Option<u32>,
     /// The replies to SETATTR have no attributes.
     leaves_out_attributes: bool,
+    /// `wcc_data` has no attributes from before the call.
+    leaves_out_before: bool,
     /// The replies to calls that create have no handle.
     leaves_out_handles: bool,
     /// [`FILE`] leads to another file.
@@ -136,6 +138,11 @@ impl Peer {
     /// Leaves the attributes out of all replies to SETATTR from now on.
     pub(super) fn leave_out_attributes(&self) {
         self.state().leaves_out_attributes = true;
+    }
+
+    /// Leaves the attributes from before the call out of all replies from now on.
+    pub(super) fn leave_out_before(&self) {
+        self.state().leaves_out_before = true;
     }
 
     /// Leaves the handle out of all replies to calls that create from now on.
@@ -349,7 +356,8 @@ impl State {
     fn wcc(&self, object: FileHandle) -> WccData {
         let after = self.attributes(object);
         let Attributes { size, mtime, ctime, .. } = after;
-        WccData { before: Some(WccAttributes { size, mtime, ctime }), after: Some(after) }
+        let before = (!self.leaves_out_before).then_some(WccAttributes { size, mtime, ctime });
+        WccData { before, after: Some(after) }
     }
 
     fn attributes(&self, object: FileHandle) -> Attributes {
