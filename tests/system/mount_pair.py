@@ -257,6 +257,17 @@ def a_name_in_a_shared_directory_leads_to_the_new_file_within_seconds():
         check(is_new, "the old file after 10 s")
 
 
+@case
+def times_of_a_directory_are_new_once_a_search_has_shown_its_change():
+    with spillway_export(quick=True) as export, two_mounts(export) as (one, other):
+        os.mkdir(one / "directory")
+        before = (one / "directory").stat().st_mtime_ns
+        time.sleep(0.02)
+        put(other / "directory/new", b"")
+        check((one / "directory/new").exists(), "it is not there")
+        check((one / "directory").stat().st_mtime_ns > before, "the old time")
+
+
 def read_bytes_of(export, action):
     """How many bytes the server was asked for while `action` ran."""
     before = export.counters()["read_bytes"]

@@ -108,8 +108,8 @@ impl FileSystem {
         self.superblock().tracer()
     }
 
-    /// Calls `listener` with the handle of each open file that another client has changed. Only the
-    /// first listener counts.
+    /// Calls `listener` with the handle of each open file and each directory that another client
+    /// has changed. Only the first listener counts.
     pub fn on_foreign_change(&self, listener: impl Fn(FileHandle) + Send + Sync + 'static) {
         self.superblock().on_foreign_change(Box::new(listener));
     }

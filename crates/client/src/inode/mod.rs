@@ -28,7 +28,7 @@ use tokio::sync::{Notify, watch};
 
 pub(crate) use known::{KnownBefore, Sent};
 pub(crate) use silly_rename::{Hold, SillyRename, remove, silly_name};
-pub(crate) use superblock::Superblock;
+pub(crate) use superblock::{InProgress, Superblock, ended};
 pub(crate) use table::InodeTable;
 pub(crate) use to_the_end::to_the_end;
 pub(crate) use write_calls::WriteCalls;
@@ -303,7 +303,10 @@ impl Inode {
         let mut known = self.known();
         let (attribution, from, to) = known.observe(attributes, sent);
         note(attributes.into());
-        let _ = self.is_foreign(&mut known, attribution, from, to);
+        if self.is_foreign(&mut known, attribution, from, to) {
+            drop(known);
+            self.superblock().report_foreign_change(self.handle);
+        }
     }
 
     /// Traces a change, and drops the caches if it was foreign. Under the lock: an open for which
@@ -321,9 +324,9 @@ impl Inode {
         if let Contents::File(file) = &self.contents {
             file.written.note_foreign_change();
         }
-        let is_open = self.clear_caches();
+        let is_reported = self.clear_caches();
         drop(known);
-        if is_open {
+        if is_reported {
             self.superblock().report_foreign_change(self.handle);
         }
     }
@@ -353,7 +356,7 @@ impl Inode {
     }
 
     /// Like [`drop_cached`](Self::drop_cached), without the report, whose listener may lock the
-    /// inode. Returns whether it is needed: the file is open.
+    /// inode. Returns whether it is needed: for an open file, and for a directory.
     fn clear_caches(&self) -> bool {
         match &self.contents {
             Contents::File(file) => {
@@ -365,7 +368,7 @@ impl Inode {
             }
             Contents::Directory(directory) => {
                 directory.listing.invalidate("foreign change");
-                false
+                true
             }
             Contents::Other => false,
         }

@@ -40,7 +40,7 @@ pub(crate) struct Superblock {
 pub(crate) struct InProgress(watch::Sender<usize>);
 
 impl InProgress {
-    pub(super) fn begin(counter: &watch::Sender<usize>) -> Self {
+    pub(crate) fn begin(counter: &watch::Sender<usize>) -> Self {
         counter.send_modify(|count| *count += 1);
         Self(counter.clone())
     }
@@ -53,7 +53,7 @@ impl Drop for InProgress {
 }
 
 /// Waits until nothing that `counter` counts is in progress.
-pub(super) async fn ended(counter: &watch::Sender<usize>) {
+pub(crate) async fn ended(counter: &watch::Sender<usize>) {
     // There is a sender.
     let _ = counter.subscribe().wait_for(|count| *count == 0).await;
 }
@@ -63,7 +63,7 @@ pub(super) async fn ended_within(counter: &watch::Sender<usize>, time: Duration)
     let _ = tokio::time::timeout(time, ended(counter)).await;
 }
 
-/// Called with the handle of an open file that another client has changed.
+/// Called with the handle of an open file or a directory that another client has changed.
 pub(crate) type ForeignChangeListener = Box<dyn Fn(FileHandle) + Send + Sync>;
 
 impl Superblock {

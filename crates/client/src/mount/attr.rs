@@ -1,6 +1,6 @@
 //! GETATTR, SETATTR, ACCESS and STATFS.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use proto::nfs3::{
     ACCESS_DELETE, ACCESS_EXECUTE, ACCESS_EXTEND, ACCESS_LOOKUP, ACCESS_MODIFY, ACCESS_READ,
@@ -9,7 +9,7 @@ use proto::nfs3::{
 use rustix::io::Errno;
 
 use super::grants::Access;
-use super::operations::{Node, Operations, Outcome, Refusal};
+use super::operations::{Node, Operations, Outcome, Refusal, changed_ttl_max};
 use super::reply::{Answer, MODE_BITS};
 use super::request::{Head, Setattr, When};
 use crate::file_system::FileSystem;
@@ -28,7 +28,7 @@ impl Operations {
         let size = node.inode.attributes().size;
         self.drop_stale_pages(head.node, &node, |view| view.can_drop_pages(size, Instant::now()))
             .await;
-        Ok(self.attributes(head.node, &node, nlink_min))
+        Ok(self.attributes(head.node, &node, nlink_min, Duration::MAX))
     }
 
     pub(super) async fn setattr(&self, head: &Head, set: &Setattr) -> Outcome {
@@ -67,7 +67,7 @@ impl Operations {
         if let Some(size) = set.size {
             node.view().note_cut(size);
         }
-        Ok(self.attributes(head.node, &node, 0))
+        Ok(self.attributes(head.node, &node, 0, changed_ttl_max(&node.inode)))
     }
 
     /// access(2) and chdir(2): the server decides.

@@ -89,7 +89,7 @@ impl Operations {
         };
         let file = caller.open_created(&inode, open_flags(flags))?;
         let ttl = self.believed_ttl(&dir.inode, before, None);
-        let entry = self.entry(&dir.inode, &inode, ttl);
+        let entry = self.entry(&dir.inode, &inode, ttl, Duration::MAX);
         let node = self.node(entry.node)?;
         let bypasses_pages = self.must_bypass_pages(&node, file.flags().read);
         let keeps_pages = node.view().open(inode.foreign_change_at(), Instant::now());

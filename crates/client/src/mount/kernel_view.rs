@@ -184,6 +184,16 @@ impl KernelView {
         self.is_believed && self.attributes.as_ref() != Some(attributes)
     }
 
+    /// Whether the kernel has cached attributes. If so, the caller invalidates them by a
+    /// notification.
+    pub(super) fn discard_believed(&mut self) -> bool {
+        let is_believed = self.is_believed;
+        if is_believed {
+            self.discard_attributes();
+        }
+        is_believed
+    }
+
     /// Notes a notification that invalidates the kernel's attributes and discards replies under
     /// way.
     pub(super) fn discard_attributes(&mut self) {
@@ -305,6 +315,10 @@ mod tests {
         view.learn(&attributes(1), TTL, start);
         view.discard_attributes();
         assert!(!view.believes_others(&attributes(2)));
+        assert!(!view.discard_believed());
+        view.learn(&attributes(1), TTL, start);
+        assert!(view.discard_believed());
+        assert!(!view.discard_believed(), "they are invalid");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use proto::nfs3::{ACCESS_LOOKUP, Attributes, DeviceSpec, FileType, MknodData, Se
 use rustix::io::Errno;
 
 use super::attr::may;
-use super::operations::{Operations, Outcome, Refusal};
+use super::operations::{Operations, Outcome, Refusal, changed_ttl_max};
 use super::reply::{Answer, MODE_BITS, decode_device, type_of_mode};
 use super::request::{Head, Name};
 use crate::file_system::{FileSystem, Found};
@@ -36,17 +36,19 @@ impl Operations {
             Found::Absent(dir_attributes) => {
                 let believed = self.rules().lookup_cache == LookupCache::All;
                 let ttl = if believed { ttl_by(dir_attributes) } else { Duration::ZERO };
+                dir.notified().await;
                 return Ok(Answer::no_entry(ttl));
             }
         };
         // Unsent data is not waited for: the kernel holds the directory. It gets the attributes of
         // such a file for no time, and stat(2) sends the data by its GETATTR.
         caller.last_attributes(&inode).await?;
+        dir.notified().await;
         let mut ttl = ttl.saturating_sub(found_at.elapsed());
         if is_listed {
             ttl = ttl.min(dir.inode.listed_ttl(name, inode.handle()));
         }
-        Ok(Answer::entry(&self.entry(&dir.inode, &inode, ttl)))
+        Ok(Answer::entry(&self.entry(&dir.inode, &inode, ttl, Duration::MAX)))
     }
 
     /// How long the kernel may use a name in `dir` by a LOOKUP or a call that gives it, of which
@@ -76,7 +78,8 @@ impl Operations {
         // As in `lookup`.
         let (ttl, named_at) = (self.believed_ttl(dir, before, None), Instant::now());
         let _ = caller.last_attributes(inode).await;
-        Answer::entry(&self.entry(dir, inode, ttl.saturating_sub(named_at.elapsed())))
+        let ttl = ttl.saturating_sub(named_at.elapsed());
+        Answer::entry(&self.entry(dir, inode, ttl, changed_ttl_max(inode)))
     }
 
     pub(super) async fn readlink(&self, head: &Head) -> Outcome {

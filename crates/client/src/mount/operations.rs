@@ -8,6 +8,7 @@ use bytes::Bytes;
 use proto::nfs3::{Attributes, FileHandle, FileType, Status};
 use rustix::io::Errno;
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::debug;
 
@@ -24,7 +25,7 @@ use crate::directory::Directory;
 use crate::error::Error;
 use crate::file::File;
 use crate::file_system::FileSystem;
-use crate::inode::Inode;
+use crate::inode::{InProgress, Inode, ended};
 use crate::mount_options::LookupCache;
 
 /// The files of one mount, and the kernel's state of each.
@@ -70,6 +71,8 @@ pub(super) struct Node {
     /// [`Operations::names_removed`] when the attributes were last revalidated.
     names_removed: AtomicU64,
     dropping_pages: tokio::sync::Mutex<()>,
+    /// Notifications under way that another client has changed this directory.
+    pub(super) notifications: watch::Sender<usize>,
     /// Held from the choice of [`Node::append_offset`] until the data is there.
     pub(super) appending: tokio::sync::Mutex<()>,
 }
@@ -245,9 +248,16 @@ impl Operations {
     }
 
     /// The answer with the attributes of `node`, of this `number`, and at least the links that
-    /// [`Node::nlink_min`] returned when the request arrived.
-    pub(super) fn attributes(&self, number: u64, node: &Node, nlink_min: u32) -> Answer {
-        let (attributes, ttl) = node.attributes_for_reply(nlink_min);
+    /// [`Node::nlink_min`] returned when the request arrived. The kernel may use them for `ttl_max`
+    /// at most.
+    pub(super) fn attributes(
+        &self,
+        number: u64,
+        node: &Node,
+        nlink_min: u32,
+        ttl_max: Duration,
+    ) -> Answer {
+        let (attributes, ttl) = node.attributes_for_reply(nlink_min, ttl_max);
         Answer::attributes(number, &self.stat(attributes), ttl)
     }
 
@@ -256,11 +266,17 @@ impl Operations {
     }
 
     /// The answer that a name in `dir` leads to `inode`, for which a lookup is counted. The kernel
-    /// may use it for `name_ttl_max` at most.
-    pub(super) fn entry(&self, dir: &Inode, inode: &Arc<Inode>, name_ttl_max: Duration) -> Entry {
+    /// may use the name for `name_ttl_max` at most, and the attributes for `attributes_ttl_max`.
+    pub(super) fn entry(
+        &self,
+        dir: &Inode,
+        inode: &Arc<Inode>,
+        name_ttl_max: Duration,
+        attributes_ttl_max: Duration,
+    ) -> Entry {
         let (number, node) =
             self.nodes.count_lookup(inode.handle(), || Node::new(Arc::clone(inode)));
-        let (attributes, attributes_ttl) = node.attributes_for_reply(0);
+        let (attributes, attributes_ttl) = node.attributes_for_reply(0, attributes_ttl_max);
         Entry {
             node: number,
             stat: self.stat(attributes),
@@ -349,17 +365,36 @@ impl Operations {
 
     /// Has the kernel ask for attributes before it uses them again.
     pub(super) fn invalidate_attributes(&self, number: u64) {
-        if let Some(notifier) = self.notifier.get()
-            && let Err(error) = notifier.invalidate(number, -1)
-        {
-            debug!(%error, "cannot invalidate attributes in the kernel's cache");
+        if let Some(notifier) = self.notifier.get() {
+            invalidate_attributes(notifier, number);
         }
     }
 
-    /// Another client has changed an open file: the next OPEN drops its pages, or a task when
-    /// [`KernelView::until_drop`] has passed.
+    /// Has the kernel ask for the attributes of a directory that another client has changed, also
+    /// where the known ones are still those that the kernel has: they have expired.
+    ///
+    /// The kernel keeps the names: their notification would wait for the lock of the directory
+    /// there, where a thread cannot be killed. This one takes no lock of a request. It waits for
+    /// umount(2), which can wait for a READ (`fc->killsb`), so that no thread that requests need
+    /// sends it.
+    fn invalidate_dir(&self, number: u64, node: &Node, runtime: &Handle) {
+        let Some(notifier) = self.notifier.get().cloned() else { return };
+        if node.view().discard_believed() {
+            let in_progress = InProgress::begin(&node.notifications);
+            runtime.spawn_blocking(move || {
+                invalidate_attributes(&notifier, number);
+                drop(in_progress);
+            });
+        }
+    }
+
+    /// Another client has changed an open file or a directory. The next OPEN drops the pages of a
+    /// file, or a task when [`KernelView::until_drop`] has passed.
     pub(super) fn changed_by_others(self: &Arc<Self>, handle: FileHandle, runtime: &Handle) {
         let Some((number, node)) = self.nodes.find(handle) else { return };
+        if node.is_dir() {
+            return self.invalidate_dir(number, &node, runtime);
+        }
         if !node.view().note_stale_pages(Instant::now()) {
             return;
         }
@@ -416,13 +451,14 @@ impl Node {
             grants: Grants::default(),
             names_removed: AtomicU64::new(0),
             dropping_pages: tokio::sync::Mutex::default(),
+            notifications: watch::Sender::default(),
             appending: tokio::sync::Mutex::default(),
         }
     }
 
     /// The attributes as they are known now, with at least `nlink_min` links, and for how long the
-    /// kernel may believe them.
-    fn attributes_for_reply(&self, nlink_min: u32) -> (Attributes, Duration) {
+    /// kernel may believe them: for `ttl_max` at most.
+    fn attributes_for_reply(&self, nlink_min: u32, ttl_max: Duration) -> (Attributes, Duration) {
         // Under the lock, so that a later OPEN with newer attributes finds these and replaces them.
         let mut view = self.view();
         // First, too: the attributes may be those from before a WRITE that has ended since.
@@ -433,6 +469,7 @@ impl Node {
         let is_exact = shown.nlink == known.nlink;
         let is_final = is_exact && was_clean;
         let ttl = if is_final { attributes_ttl(&self.inode, &known) } else { Duration::ZERO };
+        let ttl = ttl.min(ttl_max);
         // `nlink_min` is from before a removal that the kernel subtracts, if it is the larger.
         view.learn(&Attributes { nlink, ..known }, ttl, Instant::now());
         (shown, ttl)
@@ -484,6 +521,12 @@ impl Node {
         Ok(if has_settled { offset } else { end })
     }
 
+    /// Waits until the kernel has been notified of the changes of this directory by other clients
+    /// that were noticed so far: after a reply that shows one, stat(2) does too.
+    pub(super) async fn notified(&self) {
+        ended(&self.notifications).await;
+    }
+
     /// Waits until pages that are being dropped are gone.
     pub(super) async fn pages_dropped(&self) {
         drop(self.dropping_pages.lock().await);
@@ -509,6 +552,20 @@ fn attributes_ttl(inode: &Inode, known: &Attributes) -> Duration {
     let is_file = inode.file_type() == FileType::Regular;
     let changes = || is_shared(inode) || known.mode & SET_ID_BITS != 0 || !is_clean(inode);
     if is_file && changes() { Duration::ZERO } else { inode.attributes_ttl() }
+}
+
+/// How long the kernel may use the attributes of `inode` in the reply to a SETATTR, or to a call
+/// that creates it, at most. It takes them also if a notification has overtaken the reply, other
+/// than with GETATTR and LOOKUP (`fuse_do_setattr`, `create_new_entry`, fs/fuse/dir.c). So it asks
+/// again for those of a directory, whose changes are shown by notifications.
+pub(super) fn changed_ttl_max(inode: &Inode) -> Duration {
+    if inode.file_type() == FileType::Directory { Duration::ZERO } else { Duration::MAX }
+}
+
+fn invalidate_attributes(notifier: &Notifier, number: u64) {
+    if let Err(error) = notifier.invalidate(number, -1) {
+        debug!(%error, "cannot invalidate attributes in the kernel's cache");
+    }
 }
 
 /// Whether the file has no written data that is not committed.

@@ -45,6 +45,7 @@ impl Operations {
             directory.rewind().await.map_err(listing_failed)?;
         }
         let names = directory.entries_after(cookie).await.map_err(listing_failed)?;
+        node.notified().await;
         let caller = self.as_caller(head);
         let bytes_max = usize::try_from(size).expect("a usize has at least 32 bits");
         let mut listing = Dirents::new(bytes_max);
@@ -82,7 +83,7 @@ impl Operations {
             // The kernel has the directory and its parent already, with other numbers.
             Some(inode) if !matches!(name.name, b"." | b"..") => {
                 dir.inode.name_found(name.name, &inode);
-                let entry = self.entry(&dir.inode, &inode, ttl);
+                let entry = self.entry(&dir.inode, &inode, ttl, Duration::MAX);
                 listing.add_plus(&dirent(name), Some(&entry));
             }
             _ => listing.add_plus(&dirent(name), None),

@@ -22,6 +22,7 @@ use super::request::{HEAD_BYTES, Head, Name, Operation, Setattr, WRITE_CACHE, Wh
 use super::session::Session;
 use crate::error::{Attempt, Error, ServerName};
 use crate::file::OpenFlags;
+use crate::inode::InProgress;
 use crate::options::{MountOptions, Recovery, UseReaddirplus};
 use crate::trace::Event;
 
@@ -1034,6 +1035,44 @@ async fn own_changes_that_look_foreign_leave_names_their_time() {
         assert_eq!(ttl > BELIEVED, leaves_out_before, "{ttl:?}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_kernel_asks_again_for_the_attributes_of_a_directory_that_an_own_call_has_set() {
+    let (_peer, operations) = Peer::mounted().await;
+    let made = operations.mkdir(&request(ROOT, 0), &Name(DIRECTORY.into()), 0o755).await;
+    assert!(ttl_at(made, 24, 36).is_zero(), "MKDIR");
+    let directory = request(looked_up_by(&operations, DIRECTORY).await, 0);
+    let set = Setattr { mode: Some(0o700), ..Setattr::default() };
+    assert!(ttl_at(operations.setattr(&directory, &set).await, 0, 8).is_zero(), "SETATTR");
+    assert!(!ttl_at(operations.getattr(&directory).await, 0, 8).is_zero(), "GETATTR");
+    let found = operations.lookup(&request(ROOT, 0), &Name(DIRECTORY.into())).await;
+    assert!(!ttl_at(found, 24, 36).is_zero(), "LOOKUP");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lookup_and_a_listing_are_answered_once_the_kernel_is_notified_of_a_change_of_the_directory()
+ {
+    let (_peer, operations, dir) = listing().await;
+    let root = operations.node(ROOT).map_err(errno).unwrap();
+    let notification = InProgress::begin(&root.notifications);
+    let by = |operation: fn(Arc<Operations>, u64) -> Answered| {
+        tokio::spawn(operation(Arc::clone(&operations), dir))
+    };
+    let answered = [
+        by(|operations, _| Box::pin(async move { name_ttl(&operations).await })),
+        by(|operations, _| Box::pin(async move { absent_ttl(&operations).await })),
+        by(|operations, dir| Box::pin(async move { listed_name_ttl(&operations, dir, 0).await })),
+    ];
+    tokio::time::sleep(A_WHILE).await;
+    assert!(answered.iter().all(|answered| !answered.is_finished()));
+    drop(notification);
+    for answered in answered {
+        within(answered).await.unwrap();
+    }
+}
+
+/// A request that is being answered.
+type Answered = std::pin::Pin<Box<dyn Future<Output = Duration> + Send>>;
 
 /// How long the kernel may use the absence of [`ABSENT`], by the answer to a LOOKUP.
 async fn absent_ttl(operations: &Operations) -> Duration {
