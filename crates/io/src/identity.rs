@@ -45,6 +45,24 @@ pub enum Identity {
     },
 }
 
+impl Identity {
+    /// The user id that counts for access to files.
+    pub fn uid(&self) -> u32 {
+        match self {
+            Self::Server => server().fsuid,
+            Self::User { uid, .. } => *uid,
+        }
+    }
+
+    /// The primary group id.
+    pub fn gid(&self) -> u32 {
+        match self {
+            Self::Server => server().fsgid,
+            Self::User { gid, .. } => *gid,
+        }
+    }
+}
+
 /// Whether this process can act as other users, found out by trying it once on a thread of its own.
 ///
 /// It takes effective user id 0 with CAP_SETUID and CAP_SETGID. Capabilities alone, under another

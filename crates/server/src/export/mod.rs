@@ -26,7 +26,7 @@ pub use limits::{Limits, Rate};
 pub(crate) use pseudo_root::{PseudoNode, PseudoRoot, pseudo_id};
 pub(crate) use root::ExportRoot;
 pub use table::{
-    ANONYMOUS_ID, Access, Conflict, Credential, Denied, Export, ExportTable, Flavor, GROUPS_MAX,
-    HostSpec, Peer, Purpose, Rule, RulePlace, Shared, Squash,
+    ANONYMOUS_ID, Access, CallerIds, Conflict, Credential, Denied, Export, ExportTable, Flavor,
+    GROUPS_MAX, HostSpec, Peer, Purpose, Rule, RulePlace, Shared, Squash,
 };
 pub(crate) use write_verifier::WriteVerifier;

@@ -1,7 +1,6 @@
 //! The caller of an operation.
 
 use std::num::NonZeroU64;
-use std::sync::Arc;
 
 use io::Identity;
 
@@ -10,12 +9,9 @@ use super::Status;
 /// The user that an operation acts as, after squashing, and its rights by the export.
 #[derive(Clone)]
 pub(crate) struct Caller {
-    /// User id of file operations.
-    pub(crate) uid: u32,
-    /// Primary group.
-    pub(crate) gid: u32,
-    /// Supplementary groups.
-    pub(crate) groups: Arc<[u32]>,
+    /// The identity of the threads that work for the caller, and the only place of its ids.
+    /// [`Identity::Server`] where the server cannot assume other users.
+    pub(crate) identity: Identity,
     /// The export is read-only for this caller.
     pub(crate) read_only: bool,
     /// The data that an open of version 4 lets this user use, whatever the mode of the file is by
@@ -24,9 +20,6 @@ pub(crate) struct Caller {
     /// The client of version 4 behind the call: its own delegations do not keep it from what they
     /// let it do.
     pub(crate) client: Option<NonZeroU64>,
-    /// The identity of the threads that work for the caller. [`Identity::Server`] where the server
-    /// cannot assume other users.
-    pub(crate) identity: Identity,
 }
 
 /// Uses of data that were permitted when the file was opened.
@@ -37,6 +30,11 @@ pub(crate) struct OpenedFor {
 }
 
 impl Caller {
+    /// User id of file operations.
+    pub(crate) fn uid(&self) -> u32 {
+        self.identity.uid()
+    }
+
     /// Refuses a change on an export that this caller may only read.
     ///
     /// # Errors

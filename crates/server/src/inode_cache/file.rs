@@ -307,7 +307,7 @@ impl File {
 }
 
 fn user_and_group(caller: &Caller) -> u64 {
-    u64::from(caller.uid) << 32 | u64::from(caller.gid)
+    u64::from(caller.uid()) << 32 | u64::from(caller.identity.gid())
 }
 
 #[cfg(test)]

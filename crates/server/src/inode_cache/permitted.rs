@@ -16,7 +16,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, MutexGuard};
 
-use io::{DioAlign, Engine};
+use io::{DioAlign, Engine, Identity};
 use rustix::fs::{Access, Advice, OFlags, fgetxattr_query, getxattr_query};
 use rustix::io::Errno;
 
@@ -36,6 +36,9 @@ pub(super) const WRITER_FLAGS: OFlags = OFlags::RDWR.union(OFlags::NONBLOCK);
 pub(crate) trait DataUse: Send + 'static {
     /// The same as a value.
     const USE: Use;
+    /// The permissions of which one is enough. That to execute also permits reading, because a
+    /// client pages a program in with READ (RFC 1813 §4.4).
+    const NEEDED: Access;
 }
 
 /// READ.
@@ -46,10 +49,12 @@ pub(crate) enum Writing {}
 
 impl DataUse for Reading {
     const USE: Use = Use::Read;
+    const NEEDED: Access = Access::READ_OK.union(Access::EXEC_OK);
 }
 
 impl DataUse for Writing {
     const USE: Use = Use::Write;
+    const NEEDED: Access = Access::WRITE_OK;
 }
 
 /// A regular file that a caller may use for `U`. Only [`Self::check`] makes one, and descriptors
@@ -99,6 +104,8 @@ enum Verdict {
     Denied,
     /// The bits of a class that an access control list may widen or narrow.
     UnlessList(bool),
+    /// The mode is not enough to decide.
+    AskKernel,
 }
 
 impl<U: DataUse> Permitted<U> {
@@ -124,26 +131,20 @@ impl<U: DataUse> Permitted<U> {
             Use::Read => caller.opened.reading,
             Use::Write => caller.opened.writing,
         };
-        let allowed = match by_mode(caller, attributes, U::USE) {
+        let identity = &caller.identity;
+        let allowed = match by_mode(identity, attributes, U::NEEDED) {
             _ if was_allowed => true,
             Verdict::Allowed => true,
             Verdict::Denied => false,
             Verdict::UnlessList(allowed) if file.has_no_access_list_in_memory() => allowed,
-            Verdict::UnlessList(allowed) => {
-                let file = Arc::clone(file);
-                let job = move || {
-                    if !file.has_access_list() {
-                        return Ok(allowed);
-                    }
-                    Ok(match U::USE {
-                        Use::Read => {
-                            kernel_allows(&file, Access::READ_OK)?
-                                || kernel_allows(&file, Access::EXEC_OK)?
-                        }
-                        Use::Write => kernel_allows(&file, Access::WRITE_OK)?,
-                    })
+            _ if file.is_known_to_grant(identity, U::NEEDED, attributes) => true,
+            verdict => {
+                let (file, live, asker) = (Arc::clone(file), *attributes, identity.clone());
+                let job = move || match verdict {
+                    Verdict::UnlessList(allowed) if !file.has_access_list() => Ok(allowed),
+                    _ => file.ask_to_grant(&asker, U::NEEDED, &live),
                 };
-                let answer = engine.metadata(caller.identity.clone(), job);
+                let answer = engine.metadata(identity.clone(), job);
                 Box::pin(answer).await.unwrap_or_else(|error| Err(Status::no_identity(&error)))?
             }
         };
@@ -412,22 +413,32 @@ fn unless_forbidden(opened: Result<OwnedFd, Errno>) -> Result<Option<OwnedFd>, S
     }
 }
 
-/// Decides from owner, group and mode. Execute permission also permits reading, because a client
-/// pages a program in with READ (RFC 1813 §4.4).
-fn by_mode(caller: &Caller, attributes: &LiveAttributes, wanted: Use) -> Verdict {
-    if caller.uid == 0 || caller.uid == attributes.uid {
+/// Decides from owner, group and mode whether one of the permissions `needed` is granted.
+///
+/// Of the server's own user only what its supplementary groups and capabilities have no part in is
+/// decided: a container or a unit may have given it any.
+fn by_mode(identity: &Identity, attributes: &LiveAttributes, needed: Access) -> Verdict {
+    if identity.uid() == attributes.uid {
         return Verdict::Allowed;
     }
-    let in_group = caller.gid == attributes.gid || caller.groups.contains(&attributes.gid);
-    let class = if in_group { attributes.mode >> 3 } else { attributes.mode } & 7;
-    let needed = match wanted {
-        Use::Read => 0o5,
-        Use::Write => 0o2,
+    let grants = |class: u32| class & 7 & needed.bits() != 0;
+    let (group, others) = (attributes.mode >> 3, attributes.mode);
+    let Identity::User { uid, gid, groups } = identity else {
+        let in_group = identity.gid() == attributes.gid;
+        let may = grants(group) && (grants(others) || in_group);
+        return if may { Verdict::UnlessList(true) } else { Verdict::AskKernel };
     };
-    let allowed = class & needed != 0;
+    if *uid == 0 {
+        return Verdict::Allowed;
+    }
+    let in_group = *gid == attributes.gid || groups.contains(&attributes.gid);
     // With no permission in the group bits, which are then the list's mask, and none for others,
     // no list can grant anything.
-    if attributes.mode & 0o077 == 0 { Verdict::Denied } else { Verdict::UnlessList(allowed) }
+    if attributes.mode & 0o077 == 0 {
+        Verdict::Denied
+    } else {
+        Verdict::UnlessList(grants(if in_group { group } else { others }))
+    }
 }
 
 /// Asks the kernel, as the identity of this thread.
@@ -444,16 +455,13 @@ pub(crate) fn kernel_allows(file: &Inode, wanted: Access) -> Result<bool, Status
 
 #[cfg(test)]
 mod tests {
-    use io::Identity;
     use rustix::fs::FileType;
 
     use super::*;
-    use crate::fs::{OpenedFor, Timestamp};
+    use crate::fs::Timestamp;
 
-    fn caller(uid: u32, gid: u32, groups: &[u32]) -> Caller {
-        let groups: Arc<[u32]> = groups.into();
-        let (opened, identity) = (OpenedFor::default(), Identity::Server);
-        Caller { uid, gid, groups, read_only: false, opened, client: None, identity }
+    fn user(uid: u32, gid: u32, groups: &[u32]) -> Identity {
+        Identity::User { uid, gid, groups: groups.into() }
     }
 
     fn file(mode: u32) -> LiveAttributes {
@@ -481,21 +489,43 @@ mod tests {
     #[test]
     fn mode_bits_decide_by_class() {
         use Verdict::{Allowed, Denied, UnlessList};
-        let (read, write) = (Use::Read, Use::Write);
+        let (read, write) = (Reading::NEEDED, Writing::NEEDED);
         let cases = [
-            (caller(0, 0, &[]), 0o000, write, Allowed),
-            (caller(10, 1, &[]), 0o000, write, Allowed),
-            (caller(11, 20, &[]), 0o640, read, UnlessList(true)),
-            (caller(11, 20, &[]), 0o640, write, UnlessList(false)),
-            (caller(11, 1, &[5, 20]), 0o660, write, UnlessList(true)),
-            (caller(11, 1, &[]), 0o604, read, UnlessList(true)),
-            (caller(11, 1, &[]), 0o711, read, UnlessList(true)),
-            (caller(11, 1, &[]), 0o600, read, Denied),
+            (user(0, 0, &[]), 0o000, write, Allowed),
+            (user(10, 1, &[]), 0o000, write, Allowed),
+            (user(11, 20, &[]), 0o640, read, UnlessList(true)),
+            (user(11, 20, &[]), 0o640, write, UnlessList(false)),
+            (user(11, 1, &[5, 20]), 0o660, write, UnlessList(true)),
+            (user(11, 1, &[]), 0o604, read, UnlessList(true)),
+            (user(11, 1, &[]), 0o711, read, UnlessList(true)),
+            (user(11, 1, &[]), 0o600, read, Denied),
             // The group class hides the class of others.
-            (caller(11, 20, &[]), 0o606, write, UnlessList(false)),
+            (user(11, 20, &[]), 0o606, write, UnlessList(false)),
         ];
-        for (caller, mode, wanted, verdict) in cases {
-            assert_eq!(by_mode(&caller, &file(mode), wanted), verdict, "{mode:o} {wanted:?}");
+        for (user, mode, wanted, verdict) in cases {
+            assert_eq!(by_mode(&user, &file(mode), wanted), verdict, "{mode:o} {wanted:?}");
+        }
+    }
+
+    #[test]
+    fn mode_bits_decide_for_the_server_where_its_groups_do_not_matter() {
+        use Verdict::{Allowed, AskKernel, UnlessList};
+        let (read, write) = (Reading::NEEDED, Writing::NEEDED);
+        let (own, group) = (Identity::Server.uid(), Identity::Server.gid());
+        let cases = [
+            (own, group + 1, 0o000, write, Allowed),
+            (own + 1, group + 1, 0o644, read, UnlessList(true)),
+            (own + 1, group + 1, 0o711, read, UnlessList(true)),
+            (own + 1, group + 1, 0o644, write, AskKernel),
+            (own + 1, group + 1, 0o660, write, AskKernel),
+            (own + 1, group + 1, 0o606, write, AskKernel),
+            (own + 1, group + 1, 0o600, read, AskKernel),
+            (own + 1, group, 0o660, write, UnlessList(true)),
+            (own + 1, group, 0o606, write, AskKernel),
+        ];
+        for (uid, gid, mode, wanted, verdict) in cases {
+            let file = LiveAttributes { uid, gid, ..file(mode) };
+            assert_eq!(by_mode(&Identity::Server, &file, wanted), verdict, "{mode:o} {wanted:?}");
         }
     }
 }

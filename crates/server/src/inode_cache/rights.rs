@@ -44,6 +44,31 @@ impl Inode {
         may
     }
 
+    /// Whether a caller is known to have one of the permissions `wanted` to an object with these
+    /// attributes now. Waits for nothing.
+    pub(super) fn is_known_to_grant(
+        &self,
+        identity: &Identity,
+        wanted: Access,
+        live: &LiveAttributes,
+    ) -> bool {
+        let granted = |one| self.known(identity, one, live).is_some_and(|known| !known.is_empty());
+        wanted.iter().any(granted)
+    }
+
+    /// As [`Self::ask_rights`], for one of the permissions `wanted`.
+    ///
+    /// # Errors
+    /// As [`Self::ask_rights`].
+    pub(super) fn ask_to_grant(
+        &self,
+        identity: &Identity,
+        wanted: Access,
+        before: &LiveAttributes,
+    ) -> Result<bool, Status> {
+        Ok(!self.ask(identity, wanted, before)?.is_empty())
+    }
+
     /// Asks the kernel for the rights of `identity`, which this thread has, to an object that had
     /// these attributes before. Access control lists and security modules count. May block.
     ///

@@ -90,7 +90,7 @@ impl Compound<'_> {
             file: file_id(inode),
             export: export_id(inode),
             object: self.handle_of(&ResolvedHandle::Object(located.clone())),
-            user: located.caller.uid,
+            user: located.caller.uid(),
             is_reclaim,
         };
         let recall = !session.has_callback_path();

@@ -59,7 +59,7 @@ impl<'a> Compound<'a> {
         let (file, export) = (pin.file(), pin.export());
         let delegated_to = self.check_claimed_delegation(&args.claim, file)?;
         let user = if target.is_new {
-            Some(target.located.caller.uid)
+            Some(target.located.caller.uid())
         } else {
             // The file's owner may reclaim it, or retry an exclusive OPEN, whatever its mode is.
             let owner_may = is_reclaim || matches!(args.how, OpenHow::Exclusive { .. });
@@ -289,7 +289,7 @@ impl<'a> Compound<'a> {
         owner_may: bool,
         delegated_to: Option<u32>,
     ) -> Outcome<Option<u32>> {
-        let user = Some(located.caller.uid);
+        let user = Some(located.caller.uid());
         let delegated_to = delegated_to.filter(|_| access == ShareAccess::Read);
         if delegated_to == user {
             return Ok(user);
@@ -314,7 +314,7 @@ impl<'a> Compound<'a> {
             caller.may_change()?;
         }
         let (attributes, rights) = self.request.service.vfs.access(caller, object).await?;
-        if owner_may && caller.uid == attributes.uid {
+        if owner_may && caller.uid() == attributes.uid {
             return Ok(());
         }
         let AccessRights { read, write, execute } = rights;

@@ -53,7 +53,7 @@ impl Compound<'_> {
         let stateid = self.known_stateid(stateid)?;
         let (inode, file) = self.hold(located).await?;
         let (service, client) = (self.request.service, self.client()?);
-        let wanted = (access, caller.uid);
+        let wanted = (access, caller.uid());
         let check =
             |state: &State, step: &mut Step| state.check_io(client, &stateid, file, wanted, step);
         let was_permitted = service.change_state(check).await? == IoState::Opened;

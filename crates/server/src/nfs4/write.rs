@@ -106,7 +106,7 @@ impl Compound<'_> {
         check_regular(inode.file_type())?;
         let Located { caller, object } = &mut located;
         let service = self.request.service;
-        caller.opened.writing = service.state.is_writer(self.client()?, file, caller.uid);
+        caller.opened.writing = service.state.is_writer(self.client()?, file, caller.uid());
         let answer = service.vfs.commit(caller, object).await;
         Ok(CommitOk { verifier: Verifier(answer.result?) })
     }

@@ -8,8 +8,8 @@ use io::Identity;
 use super::Service;
 use crate::counters::Counter;
 use crate::export::{
-    self, Access, Admitted, Credential, Denied, Export, ExportRoot, Exports, FileHandle, Flavor,
-    Object, Purpose,
+    self, Access, Admitted, CallerIds, Credential, Denied, Export, ExportRoot, Exports, FileHandle,
+    Flavor, Object, Purpose,
 };
 use crate::fs::{Caller, OpenedFor, Status};
 
@@ -88,7 +88,8 @@ impl Service {
         let admitted = self.admit(&exports, export, peer, flavor).map_err(|_| Status::Access)?;
         let object = admitted.object(handle)?;
         let caller = self.caller(admitted.access(), credential);
-        let Caller { uid, gid, read_only, .. } = &caller;
+        let Caller { identity, read_only, .. } = &caller;
+        let (uid, gid) = (identity.uid(), identity.gid());
         let (xid, export) = (format_args!("0x{xid:08x}"), &export.name);
         tracing::trace!(%xid, export, uid, gid, read_only, "resolved");
         Ok((caller, object))
@@ -115,24 +116,13 @@ impl Service {
 
     /// The caller of `credential` after squashing, and the identity of its threads.
     pub(crate) fn caller(&self, access: &Access, credential: Option<Credential<'_>>) -> Caller {
-        let (read_only, opened, client) = (access.read_only, OpenedFor::default(), None);
-        if !self.assumes_users {
-            let uid = rustix::process::geteuid().as_raw();
-            let gid = rustix::process::getegid().as_raw();
-            let identity = Identity::Server;
-            return Caller {
-                uid,
-                gid,
-                groups: Arc::default(),
-                read_only,
-                opened,
-                client,
-                identity,
-            };
-        }
-        let ids = access.identity(credential);
-        let groups: Arc<[u32]> = Arc::from(&*ids.groups);
-        let identity = Identity::User { uid: ids.uid, gid: ids.gid, groups: Arc::clone(&groups) };
-        Caller { uid: ids.uid, gid: ids.gid, groups, read_only, opened, client, identity }
+        let identity = if self.assumes_users {
+            let CallerIds { uid, gid, groups } = access.identity(credential);
+            Identity::User { uid, gid, groups: Arc::from(&*groups) }
+        } else {
+            Identity::Server
+        };
+        let (opened, client) = (OpenedFor::default(), None);
+        Caller { identity, read_only: access.read_only, opened, client }
     }
 }

@@ -49,7 +49,7 @@ impl Rig {
 /// A user who owns nothing.
 fn stranger() -> Caller {
     let identity = Identity::User { uid: 1000, gid: 1000, groups: [].into() };
-    Caller { uid: 1000, gid: 1000, identity, ..root_caller() }
+    Caller { identity, ..root_caller() }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

@@ -75,10 +75,10 @@ pub(super) fn object(server: &Server, file: &Inode) -> Object {
     exports.admit(export, &peer, Flavor::Sys).unwrap().root().found(*file.handle())
 }
 
-/// The user root, who acts as the server's own user.
+/// The server's own user.
 pub(super) fn root_caller() -> Caller {
-    let (groups, opened, identity) = ([].into(), OpenedFor::default(), Identity::Server);
-    Caller { uid: 0, gid: 0, groups, read_only: false, opened, client: None, identity }
+    let (identity, opened) = (Identity::Server, OpenedFor::default());
+    Caller { identity, read_only: false, opened, client: None }
 }
 
 /// Occupies the threads of a lane that a client may have with jobs of it that end when the senders

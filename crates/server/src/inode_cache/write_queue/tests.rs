@@ -22,10 +22,8 @@ fn write(offset: u64) -> (WaitingWrite, oneshot::Receiver<Woken>) {
 fn write_of(offset: u64, len: usize) -> (WaitingWrite, oneshot::Receiver<Woken>) {
     static BUFFERS: LazyLock<Arc<BufferPool>> = LazyLock::new(|| BufferPool::new(256 << 20));
     let data = (len > 0).then(|| WriteData::new(BUFFERS.try_take(len).unwrap(), 0, len));
-    let identity = Identity::Server;
-    let (groups, opened) = (Arc::default(), OpenedFor::default());
-    let caller =
-        Caller { uid: 0, gid: 0, groups, read_only: false, opened, client: None, identity };
+    let (identity, opened) = (Identity::Server, OpenedFor::default());
+    let caller = Caller { identity, read_only: false, opened, client: None };
     let call = CallId::local(0, 0);
     let (mode, flush) = (IoMode::Auto, None);
     let request = Box::new(WriteRequest { caller, client: 1, call, mode, offset, data, flush });
