@@ -9,14 +9,18 @@
 //! treats it as one that changed privileges, so that it writes no core dump and only root may trace
 //! it (`PR_SET_DUMPABLE`).
 
+mod id_map;
+mod probe;
+
 use std::cell::RefCell;
 use std::io;
 use std::sync::{Arc, OnceLock};
-use std::thread;
 
 use rustix::io::Errno;
 use rustix::process::{Gid, getegid, geteuid, getgroups};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities, set_thread_groups};
+
+pub use probe::{ProbeFailure, can_assume_users, probe_users};
 
 /// Whom a thread acts as towards the file system.
 ///
@@ -61,32 +65,6 @@ impl Identity {
             Self::User { gid, .. } => *gid,
         }
     }
-}
-
-/// Whether this process can act as other users, found out by trying it once on a thread of its own.
-///
-/// It takes effective user id 0 with CAP_SETUID and CAP_SETGID. Capabilities alone, under another
-/// user id, do not do: the kernel withholds the permission overrides only from a thread whose
-/// file-system id leaves 0, so such a server would serve every user with its own overrides.
-pub fn can_assume_users() -> bool {
-    static ANSWER: OnceLock<bool> = OnceLock::new();
-    *ANSWER.get_or_init(|| {
-        let probe = thread::Builder::new().name("spillway-probe".to_owned()).spawn(probe);
-        probe.is_ok_and(|thread| thread.join().unwrap_or(false))
-    })
-}
-
-fn probe() -> bool {
-    server(); // The server's own ids are recorded before anything changes.
-    let anonymous = Credentials { fsuid: 65_534, fsgid: 65_534, groups: Vec::new() };
-    let overrides = CapabilitySet::DAC_OVERRIDE
-        | CapabilitySet::DAC_READ_SEARCH
-        | CapabilitySet::FOWNER
-        | CapabilitySet::CHOWN;
-    // A server that runs as this very user could become it, and no other.
-    server().fsuid == 0
-        && anonymous.apply().is_ok()
-        && capabilities(None).is_ok_and(|sets| !sets.effective.intersects(overrides))
 }
 
 /// Makes the calling thread act as `identity` until the next call. Costs nothing when it does

@@ -77,6 +77,9 @@ mod socket;
 mod streams;
 mod sync;
 mod time_slice;
+#[cfg(test)]
+#[path = "../../../tests/user_namespace/mod.rs"]
+mod user_namespace;
 mod write_behind;
 
 pub use access::check_access;
@@ -105,7 +108,7 @@ pub use engine::{
 };
 pub use file_size_limit::survive_file_size_limit;
 pub use fronts::Fronts;
-pub use identity::{Identity, can_assume_users};
+pub use identity::{Identity, ProbeFailure, can_assume_users, probe_users};
 pub use io_mode::{IoMode, IoPolicy, NotAnIoMode};
 pub use kernel_handle::{
     KERNEL_HANDLE_BYTES_MAX, KernelHandle, can_open_by_handle, name_to_handle, open_by_handle,

@@ -65,6 +65,9 @@ pub enum StartError {
     /// The first threads: for sockets, and for calls that wait for a disk.
     #[error("cannot start threads: {0}")]
     Threads(std::io::Error),
+    /// Root with the capabilities for it cannot act as other users.
+    #[error("cannot act as the users of clients: {0}")]
+    Users(#[from] io::ProbeFailure),
     /// Neither is port 111 free nor does an rpcbind there take registrations.
     #[error("can neither serve as portmapper nor register with rpcbind: {0}")]
     Portmap(std::io::Error),
@@ -124,6 +127,7 @@ impl PreparedServer {
     /// Blocks for disks.
     fn new(config: Config, inherited: Vec<TcpListener>) -> Result<Self, StartError> {
         rustix::process::umask(rustix::fs::Mode::empty());
+        service::check_users()?;
         let state_dir = StateDir::open(config.state_dir())?;
         check_outside(config.exports(), state_dir.path())?;
         let handle_key = HandleKey::load_or_create(state_dir.path())?;
@@ -568,8 +572,9 @@ mod tests {
     use crate::export::{Flavor, Object, Peer, Purpose};
     use crate::fs::Caller;
     use crate::moment::Moment;
+    use crate::own_process::ran_in_own_process;
     use crate::rate_limits::{ExportLimits, Use};
-    use crate::skip::skip_in_ci_too;
+    use crate::skip::{skip, skip_in_ci_too};
     use crate::test_server::{config, directory, root};
     use io::{IoMode, IoPolicy};
     use proto::nfs3::{self, FileHandle};
@@ -577,6 +582,7 @@ mod tests {
     use proto::portmap as mapper;
     use proto::xdr::{Encode, Writer};
     use rpc::record::in_fragments;
+    use rustix::thread::{CapabilitiesSecureBits, set_capabilities_secure_bits};
 
     fn resolve(server: &Server, handle: &FileHandle) -> (Caller, Object) {
         let peer = Peer { address: "127.0.0.1:700".parse().unwrap(), purpose: Purpose::Data };
@@ -636,6 +642,23 @@ mod tests {
             assert_eq!(accepts(&[one], Some(other)), bind(&[one]).is_ok(), "{both:?}");
             drop(metrics);
         }
+    }
+
+    #[test]
+    fn root_that_cannot_act_as_its_clients_does_not_start() {
+        let test = "server::tests::root_that_cannot_act_as_its_clients_does_not_start";
+        if ran_in_own_process(test) {
+            return;
+        }
+        let bits = CapabilitiesSecureBits::NO_SETUID_FIXUP;
+        // Only root may.
+        if let Err(error) = set_capabilities_secure_bits(bits) {
+            return skip(format!("securebits: {error}"));
+        }
+        let dir = directory();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let started = runtime.block_on(Server::start(config(dir.path(), "", "")));
+        assert!(matches!(started.err(), Some(StartError::Users(_))));
     }
 
     #[tokio::test]

@@ -11,7 +11,10 @@ use std::thread::available_parallelism;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
-use io::{Buffer, BufferPool, BufferTooLarge, Engine, EngineConfig, Share, WriteBehindConfig};
+use io::{
+    Buffer, BufferPool, BufferTooLarge, Engine, EngineConfig, Identity, ProbeFailure, Share,
+    WriteBehindConfig,
+};
 use tokio::runtime::Handle;
 
 use crate::busy_poll::BusyPolls;
@@ -126,16 +129,20 @@ fn divide_descriptors(config: &Config) -> DescriptorPlan {
     plan
 }
 
-/// Whether threads can act as the users that clients name; logs it if they cannot.
-fn can_assume_users() -> bool {
-    let can_assume = io::can_assume_users();
-    if !can_assume {
+/// Logs it if threads may not act as the users that clients name.
+///
+/// # Errors
+/// They may, and cannot.
+pub(crate) fn check_users() -> Result<(), ProbeFailure> {
+    if !io::probe_users()? {
+        let uid = Identity::Server.uid();
         tracing::warn!(
-            "this process cannot act as other users (CAP_SETUID and CAP_SETGID are missing): all \
-             clients act as the user it runs as"
+            "this process cannot act as other users (which takes user 0 with CAP_SETUID and \
+             CAP_SETGID, and a user namespace that maps others): all clients act as the user it \
+             runs as, {uid}, whatever their squash"
         );
     }
-    can_assume
+    Ok(())
 }
 
 /// How long the calls of a client that is dropped may take to end. The program that asks waits for
@@ -219,7 +226,7 @@ impl Service {
             callbacks: Arc::default(),
             started: Instant::now(),
             start_ns: wall_clock_ns(),
-            assumes_users: can_assume_users(),
+            assumes_users: io::can_assume_users(),
             timers,
         })
     }

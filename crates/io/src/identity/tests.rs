@@ -1,11 +1,15 @@
 use std::fs::Permissions;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::thread;
 
 use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat, statat};
+use rustix::thread::{CapabilitiesSecureBits, set_capabilities_secure_bits};
 
+use super::probe::try_another;
 use super::*;
 use crate::skip::skip;
+use crate::user_namespace;
 
 /// Runs on a thread of its own, so that no test leaves its identity to another.
 fn on_own_thread<R: Send>(body: impl FnOnce() -> R + Send) -> R {
@@ -23,6 +27,13 @@ fn as_root(body: impl FnOnce() + Send) {
 
 fn user(uid: u32, gid: u32, groups: &[u32]) -> Identity {
     Identity::User { uid, gid, groups: Arc::from(groups) }
+}
+
+/// As [`user_namespace::ran_in_user_namespace`], for a test of this module.
+#[track_caller]
+fn ran_in_user_namespace(test: &str, maps: [&str; 2], setgroups: &str) -> bool {
+    let test = format!("identity::tests::{test}");
+    user_namespace::ran_in_user_namespace(&test, maps, setgroups, |_| {})
 }
 
 struct Fixture {
@@ -239,4 +250,60 @@ fn the_servers_identity_needs_no_privilege() {
         assert!(assume(&user(1000, server().fsgid, &[])).is_err());
         CURRENT.with_borrow(|current| assert_eq!(current.as_ref(), Some(&Identity::Server)));
     });
+}
+
+#[test]
+fn root_without_the_capabilities_for_it_acts_as_itself() {
+    as_root(|| {
+        for missing in [CapabilitySet::SETUID, CapabilitySet::SETGID] {
+            on_own_thread(|| {
+                let mut sets = capabilities(None).unwrap();
+                sets.effective -= missing;
+                set_capabilities(None, sets).unwrap();
+                assert_eq!(try_another(), Ok(false));
+            });
+        }
+    });
+}
+
+#[test]
+fn root_that_keeps_its_overrides_as_another_user_is_an_error() {
+    as_root(|| {
+        set_capabilities_secure_bits(CapabilitiesSecureBits::NO_SETUID_FIXUP).unwrap();
+        assert_eq!(try_another(), Err(ProbeFailure::KeepsOverrides));
+    });
+}
+
+#[test]
+fn root_of_a_namespace_with_no_other_user_acts_as_itself() {
+    let test = "root_of_a_namespace_with_no_other_user_acts_as_itself";
+    if !ran_in_user_namespace(test, ["0 0 1"; 2], "allow") {
+        assert_eq!(probe_users(), Ok(false));
+        on_own_thread(|| assume(&Identity::Server).unwrap());
+    }
+}
+
+#[test]
+fn root_of_a_namespace_with_no_other_group_is_an_error() {
+    let test = "root_of_a_namespace_with_no_other_group_is_an_error";
+    if !ran_in_user_namespace(test, ["0 0 2000", "0 0 1"], "allow") {
+        assert_eq!(probe_users(), Err(ProbeFailure::NoOtherGroup));
+    }
+}
+
+#[test]
+fn root_of_a_namespace_that_denies_setgroups_is_an_error() {
+    let test = "root_of_a_namespace_that_denies_setgroups_is_an_error";
+    if !ran_in_user_namespace(test, ["0 0 2000"; 2], "deny") {
+        assert_eq!(probe_users(), Err(ProbeFailure::Groups(Errno::PERM)));
+    }
+}
+
+/// There is no user 65534 in it.
+#[test]
+fn root_of_a_namespace_with_some_users_acts_as_them() {
+    let test = "root_of_a_namespace_with_some_users_acts_as_them";
+    if !ran_in_user_namespace(test, ["0 0 2000"; 2], "allow") {
+        assert_eq!(probe_users(), Ok(true));
+    }
 }
