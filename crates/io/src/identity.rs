@@ -20,6 +20,7 @@ use rustix::io::Errno;
 use rustix::process::{Gid, getegid, geteuid, getgroups};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities, set_thread_groups};
 
+use id_map::IdMap;
 pub use probe::{ProbeFailure, can_assume_users, probe_users};
 
 /// Whom a thread acts as towards the file system.
@@ -50,6 +51,23 @@ pub enum Identity {
 }
 
 impl Identity {
+    /// A user whom a client names. `None` for a user or a primary group without a mapping in the
+    /// process's user namespace; supplementary groups without one are left out. To the kernel no
+    /// file there belongs to any of them, and setgroups(2) refuses them.
+    pub fn of_client(uid: u32, gid: u32, groups: &[u32]) -> Option<Self> {
+        let (user_map, group_map) = (IdMap::of_users(), IdMap::of_groups());
+        if !user_map.contains(uid) || !group_map.contains(gid) {
+            return None;
+        }
+        let is_mapped = |gid: &u32| group_map.contains(*gid);
+        let groups = if groups.iter().all(is_mapped) {
+            Arc::from(groups)
+        } else {
+            groups.iter().copied().filter(is_mapped).collect()
+        };
+        Some(Self::User { uid, gid, groups })
+    }
+
     /// The user id that counts for access to files.
     pub fn uid(&self) -> u32 {
         match self {
@@ -86,7 +104,10 @@ pub(crate) fn assume(identity: &Identity) -> io::Result<()> {
         if current.take().is_none() {
             withhold(CapabilitySet::SYS_RESOURCE)?;
         }
-        if let Err(error) = credentials.apply() {
+        // Without the right to change its ids every thread has the server's from the start.
+        if can_assume_users()
+            && let Err(error) = credentials.apply()
+        {
             if server().apply().is_ok() {
                 *current = Some(Identity::Server);
             }
@@ -145,10 +166,12 @@ struct Credentials {
 /// first, so the first caller sees them unchanged.
 fn server() -> &'static Credentials {
     static SERVER: OnceLock<Credentials> = OnceLock::new();
-    SERVER.get_or_init(|| Credentials {
-        fsuid: geteuid().as_raw(),
-        fsgid: getegid().as_raw(),
-        groups: getgroups().expect("the kernel returns a thread's own groups"),
+    SERVER.get_or_init(|| {
+        let mut groups = getgroups().expect("the kernel returns a thread's own groups");
+        // With any other setgroups(2) refuses all. The others grant nothing: no file can belong to
+        // them.
+        groups.retain(|gid| IdMap::of_groups().contains(gid.as_raw()));
+        Credentials { fsuid: geteuid().as_raw(), fsgid: getegid().as_raw(), groups }
     })
 }
 
@@ -178,18 +201,9 @@ impl Credentials {
     /// CAP_SETUID and CAP_SETGID are not among the capabilities withheld from a user, so going from
     /// one user to another needs no step through the server's identity.
     fn apply(&self) -> Result<(), Errno> {
-        self.apply_groups()?;
+        set_thread_groups(&self.groups)?;
         set_fsgid(self.fsgid)?;
         set_fsuid(self.fsuid)
-    }
-
-    /// Setting groups needs CAP_SETGID even if nothing changes, so a thread without it, which has
-    /// the right groups from the start, must not try.
-    fn apply_groups(&self) -> Result<(), Errno> {
-        match set_thread_groups(&self.groups) {
-            Err(Errno::PERM) if same_groups(getgroups()?, &self.groups) => Ok(()),
-            outcome => outcome,
-        }
     }
 }
 
@@ -204,14 +218,6 @@ fn withhold(unwanted: CapabilitySet) -> Result<(), Errno> {
         set_capabilities(None, sets)?;
     }
     Ok(())
-}
-
-/// The kernel sorts what it is given.
-fn same_groups(mut current: Vec<Gid>, wanted: &[Gid]) -> bool {
-    let mut wanted = wanted.to_vec();
-    current.sort_unstable_by_key(|gid| gid.as_raw());
-    wanted.sort_unstable_by_key(|gid| gid.as_raw());
-    current == wanted
 }
 
 /// Sets the calling thread's file-system user id. `EINVAL` if the kernel did not.

@@ -148,11 +148,11 @@ async fn find_directory(request: &Request<'_>, path: &[u8]) -> Result<Object, Re
     let (caller, root, export, below) = {
         let exports = service.exports.load();
         let (export, below) = exports.table.longest_prefix(path).ok_or(Refusal::NoExport)?;
-        let admitted = service
-            .admit(&exports, export, &request.peer, request.flavor)
-            .map_err(|denied| Refusal::Denied { export: export.name.clone(), denied })?;
+        let refuse = |denied| Refusal::Denied { export: export.name.clone(), denied };
+        let admitted =
+            service.admit(&exports, export, &request.peer, request.flavor).map_err(refuse)?;
         // As the caller, squashed: a directory that they may not search is not a way in either.
-        let caller = service.caller(admitted.access(), request.credential);
+        let caller = service.caller(admitted.access(), request.credential).map_err(refuse)?;
         (caller, admitted.root(), export.name.clone(), below)
     };
     let search = search(service, &caller, root.clone(), (&export, below));

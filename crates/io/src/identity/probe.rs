@@ -37,6 +37,12 @@ pub enum ProbeFailure {
         "it keeps its capabilities as another user. Unset no-setuid-fixup of its securebits (capabilities(7))"
     )]
     KeepsOverrides,
+    /// Back to the server's own ids.
+    #[error(
+        "it cannot return to its own user and groups: {0}. Start it in a group that its user \
+         namespace maps"
+    )]
+    Restore(Errno),
 }
 
 /// Whether this process can act as other users, found out by trying it once on a thread of its own.
@@ -86,5 +92,9 @@ pub(super) fn try_another() -> Result<bool, ProbeFailure> {
         | CapabilitySet::DAC_READ_SEARCH
         | CapabilitySet::FOWNER
         | CapabilitySet::CHOWN;
-    if effective()?.intersects(overrides) { Err(ProbeFailure::KeepsOverrides) } else { Ok(true) }
+    if effective()?.intersects(overrides) {
+        return Err(ProbeFailure::KeepsOverrides);
+    }
+    server().apply().map_err(ProbeFailure::Restore)?;
+    Ok(true)
 }

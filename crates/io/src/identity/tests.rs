@@ -1,6 +1,8 @@
 use std::fs::Permissions;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::thread;
 
 use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat, statat};
@@ -27,6 +29,20 @@ fn as_root(body: impl FnOnce() + Send) {
 
 fn user(uid: u32, gid: u32, groups: &[u32]) -> Identity {
     Identity::User { uid, gid, groups: Arc::from(groups) }
+}
+
+/// Whether these are the groups, in any order.
+fn same_groups(mut current: Vec<Gid>, wanted: &[Gid]) -> bool {
+    let mut wanted = wanted.to_vec();
+    current.sort_unstable_by_key(|gid| gid.as_raw());
+    wanted.sort_unstable_by_key(|gid| gid.as_raw());
+    current == wanted
+}
+
+#[track_caller]
+fn assert_passed(output: &std::process::Output) {
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }
 
 /// As [`user_namespace::ran_in_user_namespace`], for a test of this module.
@@ -236,15 +252,15 @@ fn withheld_capabilities_are_gone_on_this_thread_alone() {
     });
 }
 
-/// An ordinary user's server acts as itself alone. Tested by dropping the right to change
-/// identities on one thread.
+/// An ordinary user's server acts as itself alone.
 #[test]
 fn the_servers_identity_needs_no_privilege() {
+    if can_assume_users() {
+        let mut test = Command::new("/proc/self/exe");
+        test.args(["--exact", "identity::tests::the_servers_identity_needs_no_privilege"]);
+        return assert_passed(&test.uid(12_345).gid(12_345).output().unwrap());
+    }
     on_own_thread(|| {
-        server();
-        let mut sets = capabilities(None).unwrap();
-        sets.effective -= CapabilitySet::SETUID | CapabilitySet::SETGID;
-        set_capabilities(None, sets).unwrap();
         assume(&Identity::Server).unwrap();
         assert!(assume(&user(1000, 1000, &[])).is_err());
         assert!(assume(&user(1000, server().fsgid, &[])).is_err());
@@ -301,9 +317,27 @@ fn root_of_a_namespace_that_denies_setgroups_is_an_error() {
 
 /// There is no user 65534 in it.
 #[test]
-fn root_of_a_namespace_with_some_users_acts_as_them() {
-    let test = "root_of_a_namespace_with_some_users_acts_as_them";
-    if !ran_in_user_namespace(test, ["0 0 2000"; 2], "allow") {
-        assert_eq!(probe_users(), Ok(true));
+fn groups_that_a_namespace_does_not_map_are_left_out_and_its_other_users_are_refused() {
+    let test = "groups_that_a_namespace_does_not_map_are_left_out_and_its_other_users_are_refused";
+    if ran_in_user_namespace(test, ["0 0 2000"; 2], "allow") {
+        return;
+    }
+    assert_eq!(probe_users(), Ok(true));
+    on_own_thread(|| {
+        let client = Identity::of_client(1000, 1000, &[1500, 200_000]);
+        assert_eq!(client, Some(user(1000, 1000, &[1500])));
+        assume(&client.unwrap()).unwrap();
+        assert_eq!(getgroups().unwrap(), [Gid::from_raw(1500)]);
+        assert_eq!(Identity::of_client(200_000, 1000, &[]), None);
+        assert_eq!(Identity::of_client(1000, 200_000, &[]), None);
+        assume(&Identity::Server).unwrap();
+    });
+}
+
+#[test]
+fn root_whose_own_group_its_namespace_does_not_map_is_an_error() {
+    let test = "root_whose_own_group_its_namespace_does_not_map_is_an_error";
+    if !ran_in_user_namespace(test, ["0 0 2000", "1 1 2000"], "allow") {
+        assert_eq!(probe_users(), Err(ProbeFailure::Restore(Errno::INVAL)));
     }
 }

@@ -324,7 +324,7 @@ pub enum Flavor {
     Sys,
 }
 
-/// Why the gate refuses a peer.
+/// Why the gate refuses a peer or a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
     /// No rule of the export names the peer.
@@ -350,6 +350,14 @@ pub enum Denied {
     /// The export of a data server is one of version 3.
     #[error("the export is not served over version 4 (profile data-server)")]
     Version4,
+    /// The server cannot act as the caller.
+    #[error("the user namespace of the server has no user {uid} or no group {gid}")]
+    NoUser {
+        /// The user after squashing.
+        uid: u32,
+        /// The primary group after squashing.
+        gid: u32,
+    },
 }
 
 /// A rule of an export.

@@ -138,8 +138,10 @@ impl Compound<'_> {
         let admitted = exports
             .admit(export, &request.peer, request.flavor)
             .map_err(|_| Refused::from(fs::Status::Access))?;
-        let caller = self.named(service.caller(admitted.access(), request.credential));
-        Ok(Located { caller, object: admitted.root() })
+        let caller = service
+            .caller(admitted.access(), request.credential)
+            .map_err(|_| Refused::from(fs::Status::Access))?;
+        Ok(Located { caller: self.named(caller), object: admitted.root() })
     }
 
     /// The caller with the client behind it.

@@ -1,7 +1,6 @@
 //! From a peer and a wire handle to the caller and the object, through the gate.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use io::Identity;
 
@@ -87,7 +86,10 @@ impl Service {
         let export = exports.table.by_id(handle.export_id).ok_or(Status::Stale)?;
         let admitted = self.admit(&exports, export, peer, flavor).map_err(|_| Status::Access)?;
         let object = admitted.object(handle)?;
-        let caller = self.caller(admitted.access(), credential);
+        let caller = self.caller(admitted.access(), credential).map_err(|why| {
+            tracing::debug!(client = %peer.address, export = export.name, %why, "denied");
+            Status::Access
+        })?;
         let Caller { identity, read_only, .. } = &caller;
         let (uid, gid) = (identity.uid(), identity.gid());
         let (xid, export) = (format_args!("0x{xid:08x}"), &export.name);
@@ -114,15 +116,24 @@ impl Service {
         proto::nfs3::FileHandle::new(sealed.as_bytes()).expect("a sealed handle fits 64 bytes")
     }
 
-    /// The caller of `credential` after squashing, and the identity of its threads.
-    pub(crate) fn caller(&self, access: &Access, credential: Option<Credential<'_>>) -> Caller {
+    /// The caller of `credential` after squashing, and the identity of its threads. Here alone
+    /// groups that do not exist in the server's user namespace are left out, so that the kernel and
+    /// all checks of the server's own see the same ones.
+    ///
+    /// # Errors
+    /// [`Denied::NoUser`]: the status `Access`.
+    pub(crate) fn caller(
+        &self,
+        access: &Access,
+        credential: Option<Credential<'_>>,
+    ) -> Result<Caller, Denied> {
         let identity = if self.assumes_users {
             let CallerIds { uid, gid, groups } = access.identity(credential);
-            Identity::User { uid, gid, groups: Arc::from(&*groups) }
+            Identity::of_client(uid, gid, &groups).ok_or(Denied::NoUser { uid, gid })?
         } else {
             Identity::Server
         };
         let (opened, client) = (OpenedFor::default(), None);
-        Caller { identity, read_only: access.read_only, opened, client }
+        Ok(Caller { identity, read_only: access.read_only, opened, client })
     }
 }

@@ -12,6 +12,7 @@ use crate::client::{Client, Ids, mode, ok, refusal, size};
 use crate::fixture::{Fixture, access_list, is_root, run, set_access_list, set_mode};
 use crate::handles::all_refuse;
 use crate::skip::skip_in_ci_too;
+use crate::user_namespace::ran_in_user_namespace;
 
 /// A client with the credential of this user, and the root of `/export`.
 fn user(fixture: &Fixture, id: u32) -> (Client, FileHandle) {
@@ -508,4 +509,30 @@ fn ordinary_ports_are_refused_where_the_export_asks_for_others() {
     );
     let mut client = fixture.client();
     assert_eq!(client.try_mnt("/export").unwrap_err(), MountStatus::Acces);
+}
+
+#[test]
+fn a_user_that_the_user_namespace_does_not_map_gets_nothing() {
+    let test = "identity::a_user_that_the_user_namespace_does_not_map_gets_nothing";
+    if ran_in_user_namespace(test, ["0 0 65535"; 2], "allow", |_| {}) {
+        return;
+    }
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let file = client.create(root, "f");
+    ok(client.setattr(file, mode(0o666)));
+    ok(client.write(file, 0, b"data"));
+    // Has the kernel asked for an access control list.
+    let (mut mapped, _) = user(&fixture, 1000);
+    assert_eq!(mapped.read(file, 0, 10).unwrap().data, b"data");
+    let unmapped = [Ids { gid: 1000, ..Ids::user(70_000) }, Ids { uid: 1000, ..Ids::user(70_000) }];
+    for ids in unmapped {
+        let mut client = fixture.client().becoming(ids);
+        assert_eq!(client.try_mnt("/export").unwrap_err(), MountStatus::Acces);
+        all_refuse(&mut client, file, Status::Acces);
+    }
+    let groups = Ids { groups: vec![70_000], ..Ids::user(1000) };
+    let mut client = fixture.client().becoming(groups);
+    assert_eq!(client.read(file, 0, 10).unwrap().data, b"data");
+    assert_eq!(ok(client.access(file, ACCESS_MODIFY)).access, ACCESS_MODIFY);
 }

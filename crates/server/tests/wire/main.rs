@@ -16,6 +16,8 @@ mod mapping;
 mod own_process;
 #[path = "../../../../tests/skip/mod.rs"]
 mod skip;
+#[path = "../../../../tests/user_namespace/mod.rs"]
+mod user_namespace;
 
 mod concurrency;
 mod connections;
