@@ -17,6 +17,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, Semaphore, oneshot};
 
 use super::{ClientId, Task};
+use crate::identity::{self, Identity};
 use crate::time_slice::take_short_slices;
 pub(super) use asking::{ask_for_lane, give_way};
 use client_queue::{ClientQueue, Work};
@@ -493,6 +494,11 @@ impl Shared {
 
     fn serve(&self) {
         take_short_slices();
+        // A thread inherits the identity of the thread that happened to start it.
+        if let Err(error) = identity::assume(&Identity::Server) {
+            // Jobs take on their own identity, or report why they cannot.
+            tracing::error!(%error, lane = self.name, "cannot return to the server's identity");
+        }
         MAY_WAIT.set(Some(Waits { device: self.device, longest: self.purpose }));
         SERVES.set(self);
         let mut done_for = None;

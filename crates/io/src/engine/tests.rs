@@ -252,6 +252,37 @@ async fn both_lanes_act_as_the_requested_user() {
     assert_eq!(engine.metadata(Identity::Server, create("d")).await.unwrap(), 0);
 }
 
+#[tokio::test]
+async fn a_thread_that_is_started_by_one_of_a_user_acts_as_the_server() {
+    if !crate::can_assume_users() {
+        return skip("acting as other users takes root with CAP_SETUID and CAP_SETGID");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    fs::set_permissions(directory.path(), Permissions::from_mode(0o777)).unwrap();
+    let engine = Arc::new(engine(2, 4));
+    let (at_work, waits) = oneshot::channel();
+    let (open, wait) = gate();
+    let occupy = move || {
+        at_work.send(()).unwrap();
+        wait();
+    };
+    assert!(engine.leave_to_data(occupy));
+    waits.await.unwrap();
+    let (reply, received) = oneshot::channel();
+    let (within, path) = (Arc::clone(&engine), directory.path().join("file"));
+    let start = move || {
+        let work = move || {
+            let made = File::create(path).and_then(|file| file.metadata()).unwrap();
+            reply.send((thread_name(), made.uid())).unwrap();
+        };
+        assert!(within.own.leave_to(LaneKind::Data, work));
+    };
+    let user = Identity::User { uid: 1000, gid: 1000, groups: Arc::from([]) };
+    engine.metadata(user, start).await.unwrap();
+    assert_eq!(received.await.unwrap(), ("spillway-data-1".to_owned(), 0));
+    drop(open);
+}
+
 /// Many submitters, few threads, a tiny queue: every job runs exactly once and every caller gets
 /// its own answer.
 #[test]
