@@ -9,8 +9,6 @@ use std::time::Duration;
 
 use rustix::fs::OFlags;
 
-use crate::identity;
-
 /// The longest handle kept, in bytes. The kernel allows 128; ext4, XFS, btrfs and tmpfs use at most
 /// 40.
 pub const KERNEL_HANDLE_BYTES_MAX: usize = 40;
@@ -135,16 +133,16 @@ pub fn name_to_handle(dir: BorrowedFd<'_>, name: Option<&CStr>) -> io::Result<Ke
 /// Opens the file that `handle` names on the file system that holds `mount` (any descriptor on it,
 /// not an `O_PATH` one). The new descriptor closes on exec.
 ///
-/// The call needs CAP_DAC_READ_SEARCH, so on a thread that acts as a user it is made with the
-/// server's overrides. It therefore checks no permission of that user: open with `O_PATH` and
-/// reopen as the user (through `/proc/self/fd`) where permission matters. `O_PATH` also neither
-/// blocks on a FIFO nor starts a device.
+/// The call needs CAP_DAC_READ_SEARCH, which a thread that acts as a user does not have, and checks
+/// no permission: open as the server with `O_PATH`, and reopen as the user (through
+/// `/proc/self/fd`) where permission matters. `O_PATH` also neither blocks on a FIFO nor starts a
+/// device.
 ///
 /// May block.
 ///
 /// # Errors
 /// As `open_by_handle_at(2)`: `ESTALE` when the file is gone or the handle is not one of this file
-/// system, `EPERM` when the process lacks the capability, `ELOOP` for a symbolic link without
+/// system, `EPERM` when the thread lacks the capability, `ELOOP` for a symbolic link without
 /// `O_PATH`.
 pub fn open_by_handle(
     mount: BorrowedFd<'_>,
@@ -175,16 +173,12 @@ fn open_by_handle_once(
     let flags = flags | OFlags::CLOEXEC;
     // SAFETY: `mount` is open while borrowed; `raw` has the kernel's layout, announces no more
     // content than it has, and outlives the call, which keeps no pointer.
-    let outcome = identity::with_overrides(|| unsafe {
-        let opened = libc::syscall(
-            libc::SYS_open_by_handle_at,
-            mount.as_raw_fd(),
-            &raw mut raw,
-            flags.bits(),
-        );
-        // Taken here, because giving the overrides back makes system calls too.
-        if opened < 0 { Err(io::Error::last_os_error()) } else { Ok(opened) }
-    })?;
+    let outcome = unsafe {
+        libc::syscall(libc::SYS_open_by_handle_at, mount.as_raw_fd(), &raw mut raw, flags.bits())
+    };
+    if outcome < 0 {
+        return Err(io::Error::last_os_error());
+    }
     let descriptor = i32::try_from(outcome).expect("a descriptor is an int");
     // SAFETY: the kernel has just made this descriptor for us, so it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
