@@ -11,10 +11,13 @@ use proto::xdr::{Encode, Reader};
 use super::compound::Compound;
 use super::convert::check_regular;
 use super::operation::decoded;
+use super::resolved_handle::Located;
 use super::results::RESULT_BYTES_MAX;
 use super::{Outcome, Refused};
+use crate::fs;
 use crate::held_files::{NotMirrored, export_id};
-use crate::state::{Conflict, Lock, LockFailure, LockTarget, Piece, State, Step};
+use crate::inode_cache::AccessRights;
+use crate::state::{Conflict, ExportId, FileId, Lock, LockFailure, LockTarget, Piece, State, Step};
 
 /// Room for the result of a LOCK or LOCKT that is denied: it names the owner of the other lock.
 const DENIED_BYTES_MAX: usize = RESULT_BYTES_MAX + OPAQUE_BYTES_MAX;
@@ -103,6 +106,7 @@ impl Compound<'_> {
         let located = self.object_or(Status::Isdir)?;
         let (inode, file) = self.hold(&located).await?;
         check_regular(inode.file_type())?;
+        self.check_use(&located, (file, export_id(&inode))).await?;
         let (service, client) = (self.request.service, self.client()?);
         let owner = (client, export_id(&inode), args.owner.owner);
         let test = |state: &State, step: &mut Step| {
@@ -113,6 +117,19 @@ impl Compound<'_> {
             Some(foreign) => Err(Unlocked::Denied(local_conflict(foreign))),
             None => Ok(()),
         }
+    }
+
+    /// LOCKT needs no open, names the locks of others, and opens the file, which breaks the leases
+    /// of local programs. So it takes a right to the data of the file, or what stands for one: to
+    /// own the file, or to have it open.
+    async fn check_use(&self, located: &Located, file: (FileId, ExportId)) -> Outcome<()> {
+        let (service, client) = (self.request.service, self.client()?);
+        let Located { caller, object } = located;
+        let (attributes, rights) = service.vfs.access(caller, object).await?;
+        let AccessRights { read, write, execute } = rights;
+        let is_opener = || service.state.is_opener(client, file, caller.uid());
+        let may = read || write || execute || caller.uid() == attributes.uid || is_opener();
+        if may { Ok(()) } else { Err(fs::Status::Access.into()) }
     }
 
     /// LOCKU, RFC 8881 §18.12.

@@ -266,6 +266,18 @@ impl State {
         self.lock().files.is_writer(client, file, user)
     }
 
+    /// Whether this client has a file open in an export by this user. Looks at all its opens.
+    pub(crate) fn is_opener(
+        &self,
+        client: ClientId,
+        (file, export): (FileId, ExportId),
+        user: u32,
+    ) -> bool {
+        let table = self.lock();
+        let mut opens = table.files.opens_in(file, export).map(|number| table.files.open(number));
+        opens.any(|open| open.owner.client == client && open.user == Some(user))
+    }
+
     /// OPEN_DOWNGRADE, RFC 8881 §18.18.
     ///
     /// # Errors

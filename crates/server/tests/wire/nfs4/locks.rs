@@ -2,13 +2,15 @@
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsFd;
+use std::os::unix::fs::chown;
 
 use io::{OfdLock, set_ofd_lock};
 use proto::nfs4::*;
 use proto::xdr::decode_all;
 
 use super::client::{ALL_VERSIONS, Operations, Session, open_args};
-use crate::fixture::{Fixture, Mounted, run_or_skip, set_mode};
+use crate::client::Ids;
+use crate::fixture::{Fixture, Mounted, is_root, run_or_skip, set_mode};
 use crate::limits::Exhausted;
 use crate::own_process::ran_in_own_process;
 
@@ -68,6 +70,15 @@ impl Locking {
         }
     }
 
+    /// The status of a test for a lock by this user.
+    fn test_as(&mut self, user: u32) -> Result<(), Status> {
+        self.session.client.ids = Some(Ids::user(user));
+        let owner = LockOwner { client: ClientId(0), owner: b"tester" };
+        let args = LocktArgs { kind: LockType::Write, range: ALL, owner };
+        let call = Operations::new().at(self.file).op(OperationCode::Lockt, &args);
+        self.session.call(&call).skip(&[OperationCode::Putfh]).next(OperationCode::Lockt)
+    }
+
     fn unlock(&mut self, range: LockRange) {
         let stateid = self.held.expect("it holds a lock");
         let args = LockuArgs { kind: LockType::Write, seqid: 0, stateid, range };
@@ -90,6 +101,33 @@ fn local(fixture: &Fixture) -> File {
 
 fn locally(file: &File, (first, last): (u64, u64), lock: OfdLock) -> bool {
     set_ofd_lock(file.as_fd(), (first, last), lock).unwrap()
+}
+
+#[test]
+fn locks_are_shown_to_users_of_the_data_to_its_owner_and_to_openers() {
+    if !is_root() {
+        return;
+    }
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut one = Locking::new(&fixture, b"one");
+    let path = fixture.exported("file");
+    chown(&path, Some(1001), Some(1002)).unwrap();
+    set_mode(&path, 0o604);
+    one.lock(LockType::Write, ALL).unwrap();
+    let mut other = Session::of(&fixture, b"other", 2);
+    other.client.ids = Some(Ids::user(1003));
+    let export = other.export();
+    let open = open_args(ShareAccess::Read, OpenHow::NoCreate, OpenClaim::Null(b"file"));
+    other.ok(&Operations::new().at(export).op(OperationCode::Open, &open));
+    let mut other = Locking { session: other, file: one.file, open: one.open, held: None };
+    assert_eq!(other.test_as(1004), Err(Status::Denied), "it may read");
+    for (mode, group) in [(0o000, Err(Status::Access)), (0o020, Err(Status::Denied))] {
+        set_mode(&path, mode);
+        assert_eq!(other.test_as(1004), Err(Status::Access));
+        assert_eq!(other.test_as(1002), group, "{mode:o}");
+        assert_eq!(other.test_as(1001), Err(Status::Denied), "the owner");
+        assert_eq!(other.test_as(1003), Err(Status::Denied), "it has the file open");
+    }
 }
 
 #[test]
