@@ -83,6 +83,32 @@ impl Identity {
             Self::User { gid, .. } => *gid,
         }
     }
+
+    /// Whether it is the user whom stat shows as the owner of a file. `None` where the kernel alone
+    /// knows: in a user namespace one id stands for all that have no mapping.
+    pub fn is_owner(&self, shown: u32) -> Option<bool> {
+        let is_same = self.uid() == shown;
+        (!is_same || IdMap::of_users().is_certain(shown)).then_some(is_same)
+    }
+
+    /// The same for the group of a file, and the groups of this identity. Also `None` where the
+    /// group may be a supplementary one of the server.
+    pub fn is_in_group(&self, shown: u32) -> Option<bool> {
+        let (is_same, are_all_known) = match self {
+            Self::Server => (server().fsgid == shown, false),
+            Self::User { gid, groups, .. } => (*gid == shown || groups.contains(&shown), true),
+        };
+        let is_known = if is_same { IdMap::of_groups().is_certain(shown) } else { are_all_known };
+        is_known.then_some(is_same)
+    }
+
+    /// Whether it is user 0, whom no permission of a file with this owner and group stops, as stat
+    /// shows them: the kernel withholds the overrides for files of ids without a mapping.
+    pub fn has_overrides(&self, owner: u32, group: u32) -> bool {
+        let are_mapped =
+            || IdMap::of_users().is_certain(owner) && IdMap::of_groups().is_certain(group);
+        matches!(self, Self::User { uid: 0, .. }) && are_mapped()
+    }
 }
 
 /// Makes the calling thread act as `identity` until the next call. Costs nothing when it does

@@ -341,3 +341,19 @@ fn root_whose_own_group_its_namespace_does_not_map_is_an_error() {
         assert_eq!(probe_users(), Err(ProbeFailure::Restore(Errno::INVAL)));
     }
 }
+
+#[test]
+fn an_id_that_stands_for_those_without_a_mapping_proves_nothing() {
+    let test = "an_id_that_stands_for_those_without_a_mapping_proves_nothing";
+    let (anonymous, root) = (user(65_534, 65_534, &[]), user(0, 0, &[65_534]));
+    let answers = || {
+        let groups = [anonymous.is_in_group(65_534), root.is_in_group(65_534), root.is_in_group(5)];
+        ((anonymous.is_owner(65_534), anonymous.is_owner(5)), groups, root.has_overrides(0, 65_534))
+    };
+    if ran_in_user_namespace(test, ["0 0 65535"; 2], "allow") {
+        let groups = [Some(true), Some(true), Some(false)];
+        return assert_eq!(answers(), ((Some(true), Some(false)), groups, true));
+    }
+    assert_eq!(answers(), ((None, Some(false)), [None, None, Some(false)], false));
+    assert!(root.has_overrides(0, 0));
+}

@@ -416,28 +416,28 @@ fn unless_forbidden(opened: Result<OwnedFd, Errno>) -> Result<Option<OwnedFd>, S
 /// Decides from owner, group and mode whether one of the permissions `needed` is granted.
 ///
 /// Of the server's own user only what its supplementary groups and capabilities have no part in is
-/// decided: a container or a unit may have given it any.
+/// decided: a container or a unit may have given it any. Nor is anything decided by an id that
+/// stands for others in a user namespace.
 fn by_mode(identity: &Identity, attributes: &LiveAttributes, needed: Access) -> Verdict {
-    if identity.uid() == attributes.uid {
+    let (owner, group) = (attributes.uid, attributes.gid);
+    let Some(is_owner) = identity.is_owner(owner) else { return Verdict::AskKernel };
+    if is_owner || identity.has_overrides(owner, group) {
         return Verdict::Allowed;
     }
+    let in_group = identity.is_in_group(group);
     let grants = |class: u32| class & 7 & needed.bits() != 0;
     let (group, others) = (attributes.mode >> 3, attributes.mode);
-    let Identity::User { uid, gid, groups } = identity else {
-        let in_group = identity.gid() == attributes.gid;
-        let may = grants(group) && (grants(others) || in_group);
-        return if may { Verdict::UnlessList(true) } else { Verdict::AskKernel };
-    };
-    if *uid == 0 {
-        return Verdict::Allowed;
-    }
-    let in_group = *gid == attributes.gid || groups.contains(&attributes.gid);
-    // With no permission in the group bits, which are then the list's mask, and none for others,
-    // no list can grant anything.
-    if attributes.mode & 0o077 == 0 {
-        Verdict::Denied
-    } else {
-        Verdict::UnlessList(grants(if in_group { group } else { others }))
+    match (identity, in_group) {
+        (Identity::Server, _) if grants(group) && (grants(others) || in_group == Some(true)) => {
+            Verdict::UnlessList(true)
+        }
+        (Identity::Server | Identity::User { uid: 0, .. }, _) => Verdict::AskKernel,
+        // With no permission in the group bits, which are then the list's mask, and none for
+        // others, no list can grant anything.
+        (Identity::User { .. }, _) if attributes.mode & 0o077 == 0 => Verdict::Denied,
+        (Identity::User { .. }, None) => Verdict::AskKernel,
+        (Identity::User { .. }, Some(true)) => Verdict::UnlessList(grants(group)),
+        (Identity::User { .. }, Some(false)) => Verdict::UnlessList(grants(others)),
     }
 }
 

@@ -128,7 +128,8 @@ impl Compound<'_> {
         let (attributes, rights) = service.vfs.access(caller, object).await?;
         let AccessRights { read, write, execute } = rights;
         let is_opener = || service.state.is_opener(client, file, caller.uid());
-        let may = read || write || execute || caller.uid() == attributes.uid || is_opener();
+        let is_owner = caller.identity.is_owner(attributes.uid) == Some(true);
+        let may = read || write || execute || is_owner || is_opener();
         if may { Ok(()) } else { Err(fs::Status::Access.into()) }
     }
 

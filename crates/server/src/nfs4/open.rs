@@ -314,7 +314,7 @@ impl<'a> Compound<'a> {
             caller.may_change()?;
         }
         let (attributes, rights) = self.request.service.vfs.access(caller, object).await?;
-        if owner_may && caller.uid() == attributes.uid {
+        if owner_may && caller.identity.is_owner(attributes.uid) == Some(true) {
             return Ok(());
         }
         let AccessRights { read, write, execute } = rights;

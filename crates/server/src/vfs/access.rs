@@ -52,11 +52,11 @@ impl Vfs {
     }
 }
 
-/// Whether an identity may do what takes the owner of an object. Of the server's own the kernel
-/// alone decides.
+/// Whether an identity may do what takes the owner of an object, who is shown as `owner`. Where
+/// that proves nothing, and of the server's own, the kernel alone decides.
 pub(super) fn may_be_owner(identity: &Identity, owner: u32) -> bool {
     match identity {
         Identity::Server => true,
-        Identity::User { uid, .. } => *uid == 0 || *uid == owner,
+        Identity::User { uid, .. } => *uid == 0 || identity.is_owner(owner) != Some(false),
     }
 }

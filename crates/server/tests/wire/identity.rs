@@ -3,6 +3,7 @@
 
 use std::net::Ipv4Addr;
 use std::os::unix::fs::{MetadataExt, chown};
+use std::path::Path;
 
 use proto::mount3::MountStatus;
 use proto::nfs3::*;
@@ -535,4 +536,46 @@ fn a_user_that_the_user_namespace_does_not_map_gets_nothing() {
     let mut client = fixture.client().becoming(groups);
     assert_eq!(client.read(file, 0, 10).unwrap().data, b"data");
     assert_eq!(ok(client.access(file, ACCESS_MODIFY)).access, ACCESS_MODIFY);
+}
+
+/// Such files are shown as those of the anonymous user and its group.
+#[test]
+fn a_squashed_user_is_no_owner_of_files_of_users_that_the_user_namespace_does_not_map() {
+    let test = "identity::a_squashed_user_is_no_owner_of_files_of_users_that_the_user_namespace_does_not_map";
+    let prepare = |dir: &Path| {
+        set_mode(dir, 0o777);
+        for (name, owner, group) in [("group", 0, 70_000), ("owner", 70_000, 0)] {
+            let path = dir.join(name);
+            std::fs::write(&path, "data").unwrap();
+            chown(&path, Some(owner), Some(group)).unwrap();
+            set_mode(&path, 0o660);
+        }
+    };
+    if ran_in_user_namespace(test, ["0 0 65535"; 2], "allow", prepare) {
+        return;
+    }
+    let dir = std::env::current_dir().unwrap();
+    let text = format!("[[export]]\npath = {dir:?}\nname = \"/export\"\nsync = false");
+    let fixture = Fixture::with(&text);
+    for ids in [Ids::root(), Ids::user(65_534), Ids { groups: vec![65_534], ..Ids::user(1000) }] {
+        let mut client = fixture.client().becoming(ids.clone());
+        let root = client.mnt("/export");
+        for name in ["group", "owner"] {
+            let file = client.find(root, name);
+            let attributes = client.getattr(file).unwrap();
+            assert!([attributes.uid, attributes.gid].contains(&65_534), "{attributes:?}");
+            assert_eq!(ok(client.access(file, ACCESS_READ | ACCESS_MODIFY)).access, 0);
+            assert_eq!(client.read(file, 0, 10).unwrap_err(), Status::Acces, "{name} {ids:?}");
+            assert_eq!(refusal(client.write(file, 0, b"x")), Status::Acces, "{name} {ids:?}");
+            assert_eq!(refusal(client.setattr(file, size(0))), Status::Acces, "{name} {ids:?}");
+            assert_eq!(refusal(client.setattr(file, mode(0o666))), Status::Perm, "{name} {ids:?}");
+            assert_eq!(std::fs::read(dir.join("group")).unwrap(), b"data");
+        }
+    }
+    // A file that the kernel permits is served.
+    let mut client = fixture.client();
+    let root = client.mnt("/export");
+    let file = client.create(root, "new");
+    ok(client.write(file, 0, b"data"));
+    assert_eq!(client.read(file, 0, 10).unwrap().data, b"data");
 }
