@@ -484,6 +484,8 @@ impl Intake {
             let origin = Origin { peer, link, client, received, is_timed, queue_ns, record };
             let mut ended = Ended::default();
             let mut verdict = dispatch::answer(&service, origin, &mut call, &mut ended).await;
+            // Before the client has the reply: CREATE_SESSION after it waits for no such call.
+            drop(call.receiving.take());
             if let Verdict::Reply(reply) = &verdict {
                 client.count_reply(reply.bytes());
             }
