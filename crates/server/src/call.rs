@@ -45,7 +45,8 @@ pub(crate) struct Call {
     /// Length of the message as it came, payload included.
     pub(crate) bytes: u64,
     /// Keeps the lease of its client until it is executed, if its session was found when it was
-    /// received.
+    /// received. It goes before the reply is sent: CREATE_SESSION of a client that has the reply,
+    /// and has booted again, waits for no such call.
     pub(crate) receiving: Option<Receiving>,
 }
 

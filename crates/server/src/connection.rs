@@ -437,8 +437,7 @@ impl Intake {
         has_more: bool,
     ) -> Option<Accepted> {
         let Self { service, replies, activity, .. } = self;
-        let client = self.client();
-        let (peer, received) = (self.peer, Moment::now());
+        let (client, peer, received) = (self.client(), self.peer, Moment::now());
         if service.callbacks.take_reply(peer.connection, &record.head) {
             return None;
         }
@@ -484,7 +483,6 @@ impl Intake {
             let origin = Origin { peer, link, client, received, is_timed, queue_ns, record };
             let mut ended = Ended::default();
             let mut verdict = dispatch::answer(&service, origin, &mut call, &mut ended).await;
-            // Before the client has the reply: CREATE_SESSION after it waits for no such call.
             drop(call.receiving.take());
             if let Verdict::Reply(reply) = &verdict {
                 client.count_reply(reply.bytes());
