@@ -4,7 +4,7 @@ use std::fs;
 use std::ops::RangeInclusive;
 use std::sync::OnceLock;
 
-/// The id of the user `nobody` of most systems, and the one that the kernel shows in the place of
+/// The anonymous id of most systems, and the one that the kernel shows in the place of
 /// one without a mapping if it is not set to show another.
 const OVERFLOW_ID: u32 = 65_534;
 
