@@ -102,11 +102,30 @@ impl LocalFile {
         )
     }
 
-    /// Whether the kernel took all pages of a range out of the page cache by itself: it remembers
-    /// those, and not the ones that a program dropped or wrote past.
-    pub(crate) fn was_reclaimed(&self, range: ByteRange) -> bool {
-        let state = io::cache_state(self.0.as_fd(), range).unwrap();
+    /// Whether the kernel took a page out of the page cache by itself: it remembers such a page,
+    /// and not one that a program dropped or wrote past.
+    pub(crate) fn was_reclaimed(&self, page: ByteRange) -> bool {
+        let state = io::cache_state(self.0.as_fd(), page).unwrap();
         state.is_some_and(|state| state.evicted == state.pages)
+    }
+
+    /// The pages of `range` that were cached and no longer are.
+    pub(crate) fn absent_pages(&self, cached: &Residency, range: ByteRange) -> Vec<ByteRange> {
+        let page_bytes = rustix::param::page_size();
+        let pages = range.widened_to(page_bytes as u64);
+        let now = self.residency_of(pages);
+        let offsets = (pages.offset()..pages.end()).step_by(page_bytes);
+        let pages = offsets.map(|offset| ByteRange::new(offset, page_bytes as u64).unwrap());
+        pages.filter(|page| cached.covers(*page) && !now.covers(*page)).collect()
+    }
+
+    /// The pages that were cached, no longer are, and were not reclaimed. The kernel reclaims, even
+    /// single pages, when memory is short and on machines that return cold pages to their host
+    /// (DAMON).
+    pub(crate) fn dropped_pages(&self, cached: &Residency) -> Vec<ByteRange> {
+        let whole = ByteRange::new(0, self.len()).unwrap();
+        let absent = self.absent_pages(cached, whole).into_iter();
+        absent.filter(|page| !self.was_reclaimed(*page)).collect()
     }
 
     /// Whether the file supports direct I/O on a disk; prints why a test is skipped.

@@ -8,7 +8,6 @@ use std::sync::OnceLock;
 
 use io::{ByteRange, Residency};
 use proto::nfs3::*;
-use rustix::param::page_size;
 use spillway_server::counters::Counter;
 
 use crate::client::{Client, ok};
@@ -83,25 +82,11 @@ fn cache_parts(local: &LocalFile) -> Residency {
     panic!("what was read just now is not in the page cache");
 }
 
-/// The pages of `range` that were cached and no longer are.
-fn absent_of(was: &Residency, is: &Residency, range: ByteRange) -> impl Iterator<Item = ByteRange> {
-    let page_bytes = page_size();
-    let pages = range.widened_to(page_bytes as u64);
-    let offsets = (pages.offset()..pages.end()).step_by(page_bytes);
-    let pages = offsets.map(move |offset| ByteRange::new(offset, page_bytes as u64).unwrap());
-    pages.filter(|page| was.covers(*page) && !is.covers(*page))
-}
-
-/// No page was dropped. Reclaimed pages do not count: the kernel reclaims when memory is short, and
-/// on machines that return cold pages to their host (DAMON). Those in `reclaimed` were reclaimed
-/// earlier.
+/// No page was dropped. Those in `reclaimed` were reclaimed earlier.
 #[track_caller]
 fn assert_still_there(local: &LocalFile, cached: &Residency, reclaimed: &[ByteRange], what: &str) {
-    let whole = ByteRange::new(0, local.len()).unwrap();
-    let after = local.residency();
-    let absent = absent_of(cached, &after, whole);
-    let dropped = |page: &ByteRange| !reclaimed.contains(page) && !local.was_reclaimed(*page);
-    let gone: Vec<_> = absent.filter(dropped).collect();
+    let dropped = local.dropped_pages(cached);
+    let gone: Vec<_> = dropped.into_iter().filter(|page| !reclaimed.contains(page)).collect();
     assert!(gone.is_empty(), "{what}: of {:?}, {gone:?} is gone", cached.ranges());
 }
 
@@ -196,9 +181,8 @@ fn check_writes_over_cached() {
         // with it, so its absence at the end is no fault of the window.
         let mut reclaimed = Vec::new();
         write_through_with(&mut client, file, transfer, |range| {
-            let now = local.residency_of(range);
-            let absent = absent_of(&cached, &now, range);
-            reclaimed.extend(absent.filter(|range| local.was_reclaimed(*range)));
+            let absent = local.absent_pages(&cached, range);
+            reclaimed.extend(absent.into_iter().filter(|page| local.was_reclaimed(*page)));
         });
         let gone = eventually(|| local.cached_bytes() <= cached_bytes + REMAINS_MAX);
         assert!(gone, "{what}: {} of {cached_bytes} bytes", local.cached_bytes());

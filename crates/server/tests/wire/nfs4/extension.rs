@@ -3,7 +3,6 @@
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::{Duration, Instant};
 
-use io::ByteRange;
 use proto::nfs4::*;
 use proto::xdr::{Decode, Encode};
 
@@ -280,9 +279,8 @@ fn copy_leaves_the_page_cache_of_its_source_as_it_was() {
         assert_same(&bed.contents("target"), &data, mode);
         let left = local.cached_bytes();
         assert!(left <= before_bytes + REMAINS_MAX, "{mode}: {left} bytes are cached");
-        let after = local.residency();
-        let stays = |range: &ByteRange| after.covers(*range) || local.was_reclaimed(*range);
-        assert!(before.ranges().iter().all(stays), "{mode}: {before:?}, then {after:?}");
+        let dropped = local.dropped_pages(&before);
+        assert!(dropped.is_empty(), "{mode}: of {before:?}, {dropped:?} is gone");
     }
 }
 
