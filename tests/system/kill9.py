@@ -2,10 +2,12 @@
 """Data acknowledged as stable survives SIGKILL, and the restart changes the write verifier.
 
 The page cache survives the death of a process, so this does not test a power failure. It
-shows that the server holds no acknowledged stable byte in its own memory only.
+shows that the server holds no acknowledged stable byte in its own memory only. SIGTERM is the other way to end it: then
+calls are answered first.
 """
 
 import array
+import contextlib
 import itertools
 import os
 import struct
@@ -20,6 +22,11 @@ CHUNK_BYTES = (4096, 100, 47008, MIB, 65536 + 1)
 
 # At each of them about three calls of eight creators are under way.
 KILLS = 25
+
+# As many as the buffers of the two sockets take, and so that they take more than a second to read.
+READS = 3
+# The xid of calls whose replies are not waited for.
+NOT_ANSWERED = 1 << 31
 
 
 def connect(server):
@@ -110,6 +117,53 @@ def exclusive_creates_are_repeated():
                 creator.join()
         check(not failures, f"{len(failures)} of {len(repeated)} repeated calls: {failures[:3]}")
         check(len(repeated) > KILLS / 2, f"only {len(repeated)} calls were repeated")
+
+
+@case
+def slow_client_gets_its_last_replies_at_a_stop():
+    """Replies in the server's send buffer take several seconds; the client goes on sending calls."""
+    with Server(scratch_dir("export")) as server:
+        client = connect(server)
+        handle = client.create(client.root, b"data")
+        for offset in range(0, READS * MIB, MIB):
+            client.write(handle, offset, bytes(MIB), nfs3.UNSTABLE)
+        client.create(client.root, b"removed")
+        rpc, calls = client.rpc, []
+        for offset in range(0, READS * MIB, MIB):
+            calls.append((nfs3.READ, nfs3.opaque(handle) + struct.pack(">QI", offset, MIB)))
+        calls.append((nfs3.REMOVE, nfs3.opaque(client.root) + nfs3.opaque(b"removed")))
+        for xid, (procedure, arguments) in enumerate(calls):
+            rpc.socket.sendall(rpc.record(procedure, arguments, xid))
+        time.sleep(1)
+        received = bytearray()
+        reader = threading.Thread(target=read_slowly, args=(client, received))
+        reader.start()
+        server.stop()
+        reader.join()
+        answered = set()
+        while received:
+            (mark,) = struct.unpack_from(">I", received)
+            bytes_in_record = mark & 0x7FFFFFFF
+            check(len(received) >= 4 + bytes_in_record, f"a part of a reply, behind {answered}")
+            answered.add(struct.unpack_from(">I", received, 4)[0])
+            del received[: 4 + bytes_in_record]
+        missing = set(range(len(calls))) - answered
+        check(not missing, f"no replies to {missing} of {len(calls)} calls")
+        server.start()
+
+
+def read_slowly(client, received):
+    """Reads 640 KiB/s until the server ends the stream, and sends calls meanwhile."""
+    getattr_call = client.rpc.record(nfs3.GETATTR, nfs3.opaque(client.root), NOT_ANSWERED)
+    try:
+        while data := client.rpc.socket.recv(64 << 10):
+            received += data
+            time.sleep(0.1)
+            # Refused once all has arrived in this socket, from which it is still read.
+            with contextlib.suppress(OSError):
+                client.rpc.socket.sendall(getattr_call)
+    except OSError:
+        pass  # a reset: what is missing is reported
 
 
 def create_files(caller, number, failures, repeated):

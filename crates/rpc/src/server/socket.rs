@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ::io::{Pipe, acknowledged_bytes, unacknowledged_bytes, watch_socket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -102,24 +102,28 @@ impl Socket {
     }
 
     /// Sends the end of the stream and waits until the peer has acknowledged all that was sent, or
-    /// has ended its side; at most so long. What it sends meanwhile is thrown away.
+    /// has ended its side, or has acknowledged nothing more for `stall_max`. What it sends
+    /// meanwhile is thrown away.
     ///
     /// A socket that is closed with unread bytes is reset instead, and all that is still to be sent
     /// is lost.
-    pub async fn finish(&self, at_most: Duration) {
+    pub async fn finish(&self, stall_max: Duration) {
         let is_acknowledged = || self.unacknowledged_bytes().is_ok_and(|bytes| bytes == 0);
         // No wait for a peer that is gone, where nothing can be lost.
         if is_acknowledged() && self.unread_bytes().is_ok_and(|bytes| bytes == 0) {
             return;
         }
-        let acknowledged = async {
-            while !is_acknowledged() && self.discard() {
-                tokio::time::sleep(FINISH_INTERVAL).await;
+        if self.stream.shutdown(Shutdown::Write).is_err() {
+            return;
+        }
+        let (mut acknowledged, mut since) = (self.acknowledged_bytes().ok(), Instant::now());
+        // Bytes that are not acknowledged by then may be lost.
+        while !is_acknowledged() && self.discard() && since.elapsed() < stall_max {
+            tokio::time::sleep(FINISH_INTERVAL).await;
+            let now = self.acknowledged_bytes().ok();
+            if now != acknowledged {
+                (acknowledged, since) = (now, Instant::now());
             }
-        };
-        if self.stream.shutdown(Shutdown::Write).is_ok() {
-            // Bytes that are not acknowledged by then may be lost.
-            let _ = tokio::time::timeout(at_most, acknowledged).await;
         }
     }
 
@@ -260,5 +264,62 @@ impl Transport for Socket {
 
     fn unread_bytes(&self) -> io::Result<u64> {
         Ok(ioctl_fionread(&self.stream)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+
+    const SILENCE_MAX: Duration = Duration::from_millis(600);
+    const READS: usize = 40;
+    const READ_INTERVAL: Duration = Duration::from_millis(60);
+
+    /// A socket whose peer has not read anything yet, and how much it can read.
+    fn full() -> (Arc<Socket>, TcpStream, usize) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut stream = listener.accept().unwrap().0;
+        stream.set_nonblocking(true).unwrap();
+        let mut sent = 0;
+        while let Ok(bytes) = stream.write(&[7; 64 * 1024]) {
+            sent += bytes;
+        }
+        (Socket::new(stream).unwrap(), peer, sent)
+    }
+
+    #[tokio::test]
+    async fn a_slow_peer_that_still_sends_gets_all_replies() {
+        let (socket, mut peer, sent) = full();
+        let reader = thread::spawn(move || {
+            let mut received = 0;
+            let mut bytes = vec![0; sent.div_ceil(READS)];
+            loop {
+                // Unread, it would reset the connection at a close.
+                let _ = peer.write(&[1]);
+                match peer.read(&mut bytes).unwrap() {
+                    0 => return received,
+                    count => received += count,
+                }
+                thread::sleep(READ_INTERVAL);
+            }
+        });
+        let began = Instant::now();
+        socket.finish(SILENCE_MAX).await;
+        drop(socket);
+        assert!(began.elapsed() > SILENCE_MAX, "the peer was not slow");
+        assert_eq!(reader.join().unwrap(), sent);
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_reads_nothing_is_not_waited_for() {
+        let (socket, _peer, _) = full();
+        let began = Instant::now();
+        socket.finish(READ_INTERVAL).await;
+        assert!(began.elapsed() < 10 * SILENCE_MAX, "{:?}", began.elapsed());
     }
 }

@@ -15,33 +15,41 @@ use crate::state::ConnectionId;
 
 /// How long the last calls may take to be answered while the server goes on.
 pub(crate) const LAST_CALLS_MAX: Duration = Duration::from_secs(10);
-/// How long the last replies may take to reach the peer.
+/// How long the last replies may take to reach the peer while the server goes on.
 const FINISH_MAX: Duration = Duration::from_secs(1);
+/// How long the peer may acknowledge none of them when the server stops: Linux sends a lost segment
+/// four times again until then.
+const FINISH_STALL_MAX: Duration = Duration::from_secs(5);
 
-/// Has accepted calls completed and answered, if the peer still reads: within `last_calls_max`, or
-/// for as long as the server waits for its connections if it stops.
+/// Has accepted calls completed and answered, if the peer still reads: within `last_calls_max` and
+/// [`FINISH_MAX`], or for as long as the server waits for its connections if it stops.
 pub(super) async fn drain(
     socket: &Socket,
     activity: &Activity,
     stop: &mut watch::Receiver<bool>,
     last_calls_max: Duration,
 ) {
-    let too_long = async {
-        let stops = timeout(last_calls_max, stop.wait_for(|stop| *stop)).await;
-        if stops.is_ok_and(|stops| stops.is_ok()) {
-            pending::<()>().await;
-        }
-    };
     tokio::select! {
         biased;
-        () = activity.calls_ended() => {
-            // One that was idle: nothing unread makes the kernel drop its last replies.
-            if !activity.makes_room() || socket.has_unread_bytes() {
-                socket.finish(FINISH_MAX).await;
-            }
-        }
+        () = activity.calls_ended() => {}
         // The peer has to learn of the end, to repeat its calls over another connection.
-        () = too_long => socket.end(),
+        () = too_long(last_calls_max, stop) => return socket.end(),
+    }
+    // One that was idle: nothing unread makes the kernel drop its last replies.
+    if !activity.makes_room() || socket.has_unread_bytes() {
+        tokio::select! {
+            biased;
+            () = socket.finish(FINISH_STALL_MAX) => {}
+            () = too_long(FINISH_MAX, stop) => {}
+        }
+    }
+}
+
+/// Waits for so long; for ever once the server stops, which has a limit of its own.
+async fn too_long(at_most: Duration, stop: &mut watch::Receiver<bool>) {
+    let stops = timeout(at_most, stop.wait_for(|stop| *stop)).await;
+    if stops.is_ok_and(|stops| stops.is_ok()) {
+        pending::<()>().await;
     }
 }
 
