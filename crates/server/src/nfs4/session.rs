@@ -21,6 +21,9 @@ use crate::state::{
     State, Step,
 };
 
+/// Bytes of the result of a SEQUENCE that succeeds, RFC 8881 §18.46.2.
+const SEQUENCE_BYTES: usize = 44;
+
 impl Compound<'_> {
     /// The user behind the call.
     fn principal(&self) -> Principal {
@@ -47,15 +50,18 @@ impl Compound<'_> {
         }
         let SequenceArgs { sequence, slot, highest_slot, cache_this, .. } = args;
         let call = Sequence { slot, sequence, highest_slot, cache_this };
+        let bytes_max = if cache_this { fore.cached_bytes_max } else { fore.response_bytes_max };
+        self.results.limit(bytes_max, cache_this);
+        // An error of SEQUENCE leaves the slot and the lease as they are.
+        if self.results.room() < SEQUENCE_BYTES {
+            return Err(self.results.too_big().into());
+        }
         let (digest, connection) = (self.digest(reader.position()), self.peer.connection);
         let running = match session.begin(&call, digest, connection, service.now())? {
             Begin::Run(running) => running,
             Begin::Replay(body) => return Ok(Sequenced::Replay(body)),
             Begin::Duplicate => return Ok(Sequenced::Duplicate),
         };
-        let bytes_max =
-            if running.is_cached() { fore.cached_bytes_max } else { fore.response_bytes_max };
-        self.results.limit(bytes_max, cache_this);
         let answer = running.sequenced();
         self.running = Some(running);
         let result = SequenceOk {

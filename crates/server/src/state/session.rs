@@ -312,11 +312,6 @@ impl Running {
         self.sequenced
     }
 
-    /// Whether the client demands that the reply be kept: it must fit `cached_bytes_max`.
-    pub(crate) fn is_cached(&self) -> bool {
-        self.is_cached
-    }
-
     /// Frees the slot, keeps the body of the reply if the client asked for it, and renews the
     /// lease.
     pub(crate) fn complete(mut self, body: &[u8], now: Duration) {

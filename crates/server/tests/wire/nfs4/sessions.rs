@@ -4,7 +4,7 @@ use proto::nfs4::*;
 use proto::xdr::Decode;
 
 use super::client::{
-    ALL_VERSIONS, Operations, Session, compound, create_session_args, exchange_id,
+    ALL_VERSIONS, CHANNEL, Operations, Session, compound, create_session_args, exchange_id,
 };
 use crate::fixture::Fixture;
 
@@ -304,6 +304,21 @@ fn a_connection_is_bound_in_the_direction_that_the_client_asks_for() {
             let bound: Reply<BindConnToSession> = results.next(OperationCode::BindConnToSession);
             assert_eq!(bound.map(|bound| bound.direction), wanted, "{direction:?} {owner:?}");
         }
+    }
+}
+
+#[test]
+fn a_sequence_whose_reply_cannot_be_kept_leaves_its_slot_as_it_was() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let fore = ChannelAttributes { cached_bytes_max: 0, ..CHANNEL };
+    let mut session = Session::over(fixture.client(), b"a client", 1, fore);
+    session.sequence += 1;
+    let too_big = Err(Status::RepTooBigToCache);
+    for (cache_this, wanted) in [(true, too_big), (true, too_big), (false, Ok(()))] {
+        session.cache_this = cache_this;
+        let call = session.sequenced(&Operations::new().root());
+        let results = compound(&mut session.client, 1, &call);
+        assert_eq!(results.status, wanted, "cache_this {cache_this}");
     }
 }
 
