@@ -62,7 +62,7 @@ impl State {
     /// DELEGRETURN, RFC 8881 §18.6.
     ///
     /// # Errors
-    /// `BadStateid`; `DelegRevoked`.
+    /// `BadStateid`; `DelegRevoked`; `AdminRevoked` for a stateid of an export that was removed.
     pub(crate) fn return_delegation(
         &self,
         client: ClientId,
@@ -71,7 +71,9 @@ impl State {
         step: &mut Step,
     ) -> Result<(), Status> {
         let mut table = self.lock();
-        let id = self.delegation(&table, client, stateid).ok_or(Status::BadStateid)??;
+        let id = self
+            .delegation(&table, client, stateid)
+            .ok_or_else(|| self.other_than_delegation(&table, client, stateid))??;
         if table.delegations.get(id).is_none_or(|found| found.file != file) {
             return Err(Status::BadStateid);
         }
@@ -84,15 +86,16 @@ impl State {
     /// Checks the stateid of an OPEN by `CLAIM_DELEGATE_CUR`. Returns the user of the delegation.
     ///
     /// # Errors
-    /// `BadStateid`; `DelegRevoked`.
+    /// As of [`Self::return_delegation`].
     pub(crate) fn check_delegation(
         &self,
         client: ClientId,
         stateid: &Stateid,
         file: FileId,
     ) -> Result<u32, Status> {
-        self.delegated_user(&self.lock(), (client, file), stateid, false)
-            .ok_or(Status::BadStateid)?
+        let table = self.lock();
+        self.delegated_user(&table, (client, file), stateid, false)
+            .ok_or_else(|| self.other_than_delegation(&table, client, stateid))?
     }
 
     /// Recalls all delegations of a file, because something conflicts with them; `is_local` is a
@@ -234,6 +237,14 @@ impl State {
         let delegation = table.delegations.get(id)?;
         let is_known = delegation.client == client && was_given;
         Some(if is_known { Ok(id) } else { Err(Status::BadStateid) })
+    }
+
+    /// The error of a stateid of no delegation where one is required.
+    fn other_than_delegation(&self, table: &Table, client: ClientId, stateid: &Stateid) -> Status {
+        match self.key(table, client, stateid) {
+            Err(Status::AdminRevoked) => Status::AdminRevoked,
+            Ok(_) | Err(_) => Status::BadStateid,
+        }
     }
 
     pub(crate) fn delegation_totals(&self) -> DelegationTotals {

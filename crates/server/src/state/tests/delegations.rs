@@ -268,6 +268,10 @@ fn delegations_end_with_their_client_and_with_their_export() {
     };
     assert_eq!(ends(&bed.taken()), 2);
     assert_eq!(bed.state.test_stateid(client, &held), Err(Status::AdminRevoked));
+    let returned = bed.state.return_delegation(client, &held, FILE, &mut bed.step);
+    assert_eq!(returned, Err(Status::AdminRevoked));
+    let claimed = bed.state.check_delegation(client, &held, FILE);
+    assert_eq!(claimed, Err(Status::AdminRevoked));
     assert_eq!(bed.state.free_stateid(client, &held, &mut bed.step), Ok(()));
     bed.delegate(client).unwrap();
     let booted = exchange(&bed.state, (b"a", 2, user), false, bed.step.now).unwrap().client;
