@@ -275,7 +275,7 @@ mod tests {
 
     use super::*;
 
-    const SILENCE_MAX: Duration = Duration::from_millis(600);
+    const STALL_MAX: Duration = Duration::from_millis(600);
     const READS: usize = 40;
     const READ_INTERVAL: Duration = Duration::from_millis(60);
 
@@ -309,9 +309,9 @@ mod tests {
             }
         });
         let began = Instant::now();
-        socket.finish(SILENCE_MAX).await;
+        socket.finish(STALL_MAX).await;
         drop(socket);
-        assert!(began.elapsed() > SILENCE_MAX, "the peer was not slow");
+        assert!(began.elapsed() > STALL_MAX, "the peer was not slow");
         assert_eq!(reader.join().unwrap(), sent);
     }
 
@@ -320,6 +320,6 @@ mod tests {
         let (socket, _peer, _) = full();
         let began = Instant::now();
         socket.finish(READ_INTERVAL).await;
-        assert!(began.elapsed() < 10 * SILENCE_MAX, "{:?}", began.elapsed());
+        assert!(began.elapsed() < 10 * STALL_MAX, "{:?}", began.elapsed());
     }
 }
