@@ -4,8 +4,8 @@ server and kernel have counted, and a slowed one against one that is not.
 """
 
 from bench_rig import (
-    READS, WRITES, Bench, Device, Records, counted, data_bytes, finish, given, last_words, near,
-    operations, quick_directory, served_disk, verdicts,
+    READS, ROUNDS_TO_COMPARE, WRITES, Bench, Device, Records, counted, data_bytes, finish, given,
+    last_words, near, operations, quick_directory, served_disk, verdicts,
 )  # fmt: skip
 from harness import MIB, Server, case, check, loop_file_system, main, need, run_ok, scratch_dir
 from mount_rig import quick_dir
@@ -27,7 +27,7 @@ def check_slower(base, slow, load, figures):
 
 
 def slowed_by_the_network(experiment, load, figures, *tiny):
-    bench = Bench()
+    bench, tiny = Bench(), (*tiny, *ROUNDS_TO_COMPARE)
     with quick_directory() as directory:
         base = bench.run(experiment, directory, *tiny)
         slow = bench.run(experiment, directory, *tiny, *SLOW_NETWORK)
@@ -295,7 +295,10 @@ def uncached_counted():
 def uncached_slowed():
     """A file system that waits for the disk at every write."""
     bench = Bench()
-    tiny = ("--files", 1, "--block", "4KiB", "--size", "1MiB", "--modes", "cached,window")
+    tiny = (
+        "--files", 1, "--block", "4KiB", "--size", "2MiB", "--modes", "cached,window",
+        *ROUNDS_TO_COMPARE,
+    )  # fmt: skip
     with loop_file_system("ext4", 64 * MIB, quick_dir()) as mount:
         base = bench.run("uncached", mount, *tiny)
         run_ok("mount", "-o", "remount,sync", mount)

@@ -6,8 +6,8 @@ server that is slowed down on purpose against one that is not.
 import os
 
 from bench_rig import (
-    READS, WRITES, Bench, Device, Records, counted, data_bytes, finish, given, near, operations,
-    quick_directory, output_of, served_disk, verdicts,
+    READS, ROUNDS_TO_COMPARE, WRITES, Bench, Device, Records, counted, data_bytes, finish, given, near,
+    operations, quick_directory, output_of, served_disk, verdicts,
 )  # fmt: skip
 from harness import (
     MIB, Server, Skip, SkipInCiToo, case, check, loop_file_system, main, need,
@@ -250,8 +250,9 @@ def slow_network():
     """A way to the server that takes its time: every phase is reported as slower."""
     bench = Bench()
     tiny = (
-        "--ranks", 1, "--depth", 1, "--size", "768KiB", "--easy-bytes", "64KiB",
-        "--hard-bytes", 65000, "--random-operations", 12, "--no-calibration", "--cache", "found",
+        "--ranks", 1, "--depth", 1, "--size", "384KiB", "--easy-bytes", "64KiB",
+        "--hard-bytes", 65000, "--random-operations", 6, "--no-calibration", "--cache", "found",
+        *ROUNDS_TO_COMPARE,
     )  # fmt: skip
     with quick_directory() as directory:
         base = bench.run("io", directory, *tiny)
