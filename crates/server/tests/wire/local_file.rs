@@ -140,13 +140,12 @@ impl LocalFile {
 
 /// Bytes that encode their offset, and the file or writer by its `seed`.
 pub(crate) fn content(seed: u64, offset: u64, len: usize) -> Vec<u8> {
-    let first = offset / 8;
-    let words = first..(offset + len as u64).div_ceil(8);
     let skipped = usize::try_from(offset % 8).unwrap();
-    let mut bytes = Vec::with_capacity(len + 16);
-    for word in words {
+    let mut bytes = vec![0; (skipped + len).next_multiple_of(8)];
+    // Without optimization, appending each word takes several times as long.
+    for (word, place) in (offset / 8..).zip(bytes.chunks_exact_mut(8)) {
         let mixed = (word + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ seed.wrapping_mul(0x5851_f42d);
-        bytes.extend(mixed.to_le_bytes());
+        place.copy_from_slice(&mixed.to_le_bytes());
     }
     bytes.drain(..skipped);
     bytes.truncate(len);
