@@ -3,24 +3,23 @@
 use std::sync::Arc;
 
 use proto::nfs4::{
-    ClientId, LockArgs, LockDenied, LockOwner, Locker, LocktArgs, LockuArgs, OPAQUE_BYTES_MAX,
-    OneStateid, OperationCode, Status,
+    ClientId, LockArgs, LockDenied, LockOwner, Locker, LocktArgs, LockuArgs, OneStateid,
+    OperationCode, Status,
 };
-use proto::xdr::{Encode, Reader};
+use proto::xdr::{Encode, Reader, Writer};
 
 use super::compound::Compound;
 use super::convert::check_regular;
 use super::operation::decoded;
 use super::resolved_handle::Located;
-use super::results::RESULT_BYTES_MAX;
 use super::{Outcome, Refused};
 use crate::fs;
 use crate::held_files::{NotMirrored, export_id};
 use crate::inode_cache::AccessRights;
 use crate::state::{Conflict, ExportId, FileId, Lock, LockFailure, LockTarget, Piece, State, Step};
 
-/// Room for the result of a LOCK or LOCKT that is denied: it names the owner of the other lock.
-const DENIED_BYTES_MAX: usize = RESULT_BYTES_MAX + OPAQUE_BYTES_MAX;
+/// The operation and the status of a result.
+const RESULT_HEAD_BYTES: usize = 8;
 
 impl Compound<'_> {
     /// LOCK and LOCKT, RFC 8881 §18.10 and §18.11.
@@ -29,11 +28,6 @@ impl Compound<'_> {
         operation: OperationCode,
         reader: &mut Reader<'_>,
     ) -> Result<(), Status> {
-        // The conflict's description must fit once the lock was tried.
-        if self.results.room() < DENIED_BYTES_MAX {
-            let too_big = self.results.too_big();
-            return Err(self.refuse(operation, too_big.into()));
-        }
         let result = if operation == OperationCode::Lock {
             match decoded(reader) {
                 Ok(args) => self.lock(args).await.map(Some),
@@ -50,8 +44,15 @@ impl Compound<'_> {
             Ok(None) => self.put(operation, Ok(())),
             Err(Unlocked::Refused(refused)) => Err(self.refuse(operation, refused)),
             Err(Unlocked::Denied(conflict)) => {
+                let mut description = Writer::new();
+                denied(&conflict).encode(&mut description);
+                if self.results.room() < RESULT_HEAD_BYTES + description.len() {
+                    // No lock was taken. A blocking request waits for its turn all the same.
+                    let too_big = self.results.too_big();
+                    return Err(self.refuse(operation, too_big.into()));
+                }
                 let status = self.refuse(operation, Status::Denied.into());
-                denied(&conflict).encode(self.results.writer());
+                self.results.writer().array(description.as_slice());
                 Err(status)
             }
         }

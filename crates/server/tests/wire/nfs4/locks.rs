@@ -8,7 +8,7 @@ use io::{OfdLock, set_ofd_lock};
 use proto::nfs4::*;
 use proto::xdr::decode_all;
 
-use super::client::{ALL_VERSIONS, Operations, Session, open_args};
+use super::client::{ALL_VERSIONS, CHANNEL, Operations, Session, open_args};
 use crate::client::Ids;
 use crate::fixture::{Fixture, Mounted, is_root, run_or_skip, set_mode};
 use crate::limits::Exhausted;
@@ -20,6 +20,7 @@ struct Locking {
     file: FileHandle,
     open: Stateid,
     held: Option<Stateid>,
+    owner: Vec<u8>,
 }
 
 fn range(offset: u64, length: u64) -> LockRange {
@@ -30,15 +31,26 @@ const ALL: LockRange = LockRange { offset: 0, length: u64::MAX };
 
 impl Locking {
     fn new(fixture: &Fixture, owner: &[u8]) -> Self {
-        let mut session = Session::of(fixture, owner, 2);
+        Self::over(Session::of(fixture, owner, 2))
+    }
+
+    fn over(mut session: Session) -> Self {
         let export = session.export();
         let (file, open) = session.open(export, b"file");
-        Self { session, file, open, held: None }
+        Self { session, file, open, held: None, owner: b"locker".into() }
     }
 
     /// The range in the way, if the lock is denied.
     fn lock(&mut self, kind: LockType, range: LockRange) -> Result<(), LockRange> {
-        let owner = LockOwner { client: ClientId(0), owner: b"locker" };
+        self.try_lock(kind, range).unwrap()
+    }
+
+    fn try_lock(
+        &mut self,
+        kind: LockType,
+        range: LockRange,
+    ) -> Result<Result<(), LockRange>, Status> {
+        let owner = LockOwner { client: ClientId(0), owner: &self.owner };
         let locker = match self.held {
             Some(stateid) => Locker::Existing { stateid, lock_seqid: 0 },
             None => Locker::New { open_seqid: 0, open: self.open, lock_seqid: 0, owner },
@@ -50,15 +62,17 @@ impl Locking {
         match results.next::<OneStateid>(OperationCode::Lock) {
             Ok(held) => {
                 self.held = Some(held.stateid);
-                Ok(())
+                Ok(Ok(()))
             }
-            Err(Status::Denied) => Err(decode_all::<LockDenied<'_>>(results.rest()).unwrap().range),
-            Err(status) => panic!("{status:?}"),
+            Err(Status::Denied) => {
+                Ok(Err(decode_all::<LockDenied<'_>>(results.rest()).unwrap().range))
+            }
+            Err(status) => Err(status),
         }
     }
 
     fn test(&mut self, kind: LockType, range: LockRange) -> Result<(), LockRange> {
-        let owner = LockOwner { client: ClientId(0), owner: b"locker" };
+        let owner = LockOwner { client: ClientId(0), owner: &self.owner };
         let args = LocktArgs { kind, range, owner };
         let call = Operations::new().at(self.file).op(OperationCode::Lockt, &args);
         let mut results = self.session.call(&call);
@@ -119,7 +133,8 @@ fn locks_are_shown_to_users_of_the_data_to_its_owner_and_to_openers() {
     let export = other.export();
     let open = open_args(ShareAccess::Read, OpenHow::NoCreate, OpenClaim::Null(b"file"));
     other.ok(&Operations::new().at(export).op(OperationCode::Open, &open));
-    let mut other = Locking { session: other, file: one.file, open: one.open, held: None };
+    let owner = b"tester".into();
+    let mut other = Locking { session: other, file: one.file, open: one.open, held: None, owner };
     assert_eq!(other.test_as(1004), Err(Status::Denied), "it may read");
     for (mode, group) in [(0o000, Err(Status::Access)), (0o020, Err(Status::Denied))] {
         set_mode(&path, mode);
@@ -143,6 +158,27 @@ fn ranges_split_and_merge() {
     one.lock(LockType::Write, range(10, 10)).unwrap();
     assert_eq!(two.test(LockType::Read, range(15, 1)), Err(range(0, 30)), "one range again");
     assert_eq!(two.test(LockType::Write, range(30, u64::MAX)), Ok(()));
+}
+
+#[test]
+fn a_lock_is_taken_though_a_long_owner_of_another_would_not_fit_the_reply() {
+    let fixture = Fixture::with(ALL_VERSIONS);
+    let mut holder = Locking::new(&fixture, b"holder");
+    let fore = ChannelAttributes { cached_bytes_max: 400, ..CHANNEL };
+    let mut one = Locking::over(Session::over(fixture.client(), b"one", 2, fore));
+    one.session.cache_this = true;
+    assert_eq!(one.try_lock(LockType::Write, range(0, 10)), Ok(Ok(())));
+    holder.lock(LockType::Write, range(10, 10)).unwrap();
+    assert_eq!(one.try_lock(LockType::Write, ALL), Ok(Err(range(10, 10))));
+    holder.unlock(ALL);
+    (holder.held, holder.owner) = (None, vec![b'x'; 1000]);
+    holder.lock(LockType::Write, range(10, 10)).unwrap();
+    assert_eq!(one.try_lock(LockType::Write, ALL), Err(Status::RepTooBigToCache));
+    one.session.cache_this = false;
+    assert_eq!(one.try_lock(LockType::Write, ALL), Ok(Err(range(10, 10))));
+    one.session.cache_this = true;
+    holder.unlock(ALL);
+    assert_eq!(one.try_lock(LockType::Write, ALL), Ok(Ok(())));
 }
 
 #[test]

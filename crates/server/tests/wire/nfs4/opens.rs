@@ -266,8 +266,9 @@ fn locks_of_two_clients_exclude_each_other() {
 }
 
 #[test]
-fn a_lock_whose_conflict_would_not_fit_in_the_reply_is_not_tried() {
+fn a_conflict_that_does_not_fit_in_the_reply_is_too_big() {
     let fixture = Fixture::with(ALL_VERSIONS);
+    let mut holder = Session::of(&fixture, b"holder", 1);
     let mut session = Session::with_replies(&fixture, b"client", 1, 1100);
     let export = session.export();
     let (file, stateid) = session.open(export, b"file");
@@ -277,14 +278,23 @@ fn a_lock_whose_conflict_would_not_fit_in_the_reply_is_not_tried() {
         range: args.range,
         owner: LockOwner { client: ClientId(0), owner: b"other" },
     };
-    for call in [
-        Operations::new().at(file).op(OperationCode::Lock, &args),
+    let calls = [
         Operations::new().at(file).op(OperationCode::Lockt, &test),
-    ] {
-        let mut results = session.call(&call);
+        Operations::new().at(file).op(OperationCode::Lock, &args),
+    ];
+    let (_, stateid) = holder.open(export, b"file");
+    let held = lock_args(LockType::Write, stateid, &[b'x'; OPAQUE_BYTES_MAX]);
+    let mut results = holder.ok(&Operations::new().at(file).op(OperationCode::Lock, &held));
+    let held: OneStateid = results.skip(&[OperationCode::Putfh]).next(OperationCode::Lock).unwrap();
+    for call in &calls {
+        let mut results = session.call(call);
         results.skip(&[OperationCode::Putfh]);
         assert_eq!(results.next::<()>(call.codes()[1]), Err(Status::RepTooBig));
     }
+    let range = LockRange { offset: 0, length: u64::MAX };
+    let unlock = LockuArgs { kind: LockType::Write, seqid: 0, stateid: held.stateid, range };
+    holder.ok(&Operations::new().at(file).op(OperationCode::Locku, &unlock));
+    calls.iter().for_each(|call| drop(session.ok(call)));
 }
 
 #[test]
