@@ -57,6 +57,8 @@ impl State {
         let mut table = self.lock();
         let clients: Vec<_> = table.clients.of_peer(peer.to_canonical()).collect();
         for id in &clients {
+            // After a restart it may have introduced itself, and not been confirmed yet.
+            table.forbid_to_reclaim(*id);
             self.forget(&mut table, *id, step);
         }
         clients.len()

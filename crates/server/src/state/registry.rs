@@ -451,6 +451,20 @@ impl Table {
         }
     }
 
+    /// Takes the right to reclaim, and the record, from a client that is not confirmed since the
+    /// restart. Where another incarnation of it is confirmed, that one has them.
+    pub(super) fn forbid_to_reclaim(&mut self, id: ClientId) {
+        let Some(client) = self.clients.get(id).filter(|client| !client.is_confirmed) else {
+            return;
+        };
+        let owner = Arc::clone(&client.owner);
+        let is_alone = self.clients.predecessor(id).is_none();
+        if is_alone && self.grace.may_reclaim(&owner, client.principal) {
+            self.grace.finish(&owner);
+            self.change_record(RecordChange::Remove(owner));
+        }
+    }
+
     /// Has a record changed, whatever was to become of it before.
     fn change_record(&mut self, change: RecordChange) {
         self.records.insert(Arc::clone(change.owner()), change);

@@ -127,6 +127,32 @@ fn clients_that_do_not_reclaim_lose_their_records_before_others_get_state() {
 }
 
 #[test]
+fn a_dropped_client_that_was_not_confirmed_yet_has_nothing_to_reclaim() {
+    let mut bed = Bed::new(Limits::default(), vec![record(b"c"), record(b"other")]);
+    exchange(&bed.state, (b"c", 1, Principal::User(0)), false, bed.step.now).unwrap();
+    assert_eq!(bed.state.forget_peer(peer_of(b"c"), &mut bed.step), 1);
+    assert_eq!(bed.taken(), [Effect::Records]);
+    assert_eq!(settled(&mut bed), [RecordChange::Remove(b"c".as_slice().into())]);
+    let (again, _) = bed.begin_client(b"c");
+    assert_eq!(bed.open_as(again, READ, true).map(drop), Err(Status::ReclaimBad));
+    let (other, _) = bed.begin_client(b"other");
+    bed.open_as(other, READ, true).unwrap();
+}
+
+#[test]
+fn a_dropped_client_takes_nothing_from_the_confirmed_one_of_its_name() {
+    let mut bed = Bed::new(Limits::default(), vec![record(b"c")]);
+    let (confirmed, _) = bed.begin_client(b"c");
+    let (peer, principal) = (peer_of(b"elsewhere"), Principal::User(0));
+    let verifier = Verifier([2; 8]);
+    let call = ExchangeId { owner: b"c", verifier, is_update: false, principal, peer };
+    bed.state.exchange_id(&call, &mut bed.step).unwrap();
+    assert_eq!(bed.state.forget_peer(peer, &mut bed.step), 1);
+    bed.open_as(confirmed, READ, true).unwrap();
+    assert_eq!(settled(&mut bed), []);
+}
+
+#[test]
 fn a_client_that_reboots_has_nothing_to_reclaim() {
     let mut bed = Bed::new(Limits::default(), vec![record(b"c")]);
     let (old, _) = bed.begin_client(b"c");
