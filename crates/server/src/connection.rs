@@ -130,8 +130,8 @@ impl Accepted {
 
 /// Serves a connection until the peer closes it, breaks the protocol, its place is needed for
 /// another while it is idle, or the server stops. `flow` is on this thread. `permit` is kept until
-/// the last call has ended; in front of that, unless the server stops, the connection ends after
-/// `last_calls_max`.
+/// the last call has ended; in front of that, the connection ends after `last_calls_max`, unless
+/// the server stops or the peer has ended its own side alone.
 pub(crate) async fn serve(
     service: Arc<Service>,
     programs: Programs,
@@ -192,7 +192,7 @@ pub(crate) async fn serve(
         // The peer does not take its replies, or sends what are no calls. In front of its next
         // calls, for which a peer that was given up has made room.
         _ = &mut sender => service.counters.add(Counter::BrokenConnections, 1),
-        () = calls(&flow, intake, receiver) => {}
+        () = calls(&flow, intake, receiver, &open) => {}
         _ = stop.wait_for(|stop| *stop) => {}
     }
     drain(&socket, activity, &mut stop, last_calls_max).await;
@@ -204,13 +204,19 @@ pub(crate) async fn serve(
 }
 
 /// Takes calls and begins them until the connection ends, once it may take any.
-async fn calls(flow: &FlowHandle, intake: Arc<Intake>, receiver: Receiver<SocketReader>) {
-    let (replies, activity) = (Arc::clone(&intake.replies), Arc::clone(&intake.activity));
+async fn calls(
+    flow: &FlowHandle,
+    intake: Arc<Intake>,
+    receiver: Receiver<SocketReader>,
+    open: &Open<'_>,
+) {
+    let (socket, activity) = (Arc::clone(&intake.socket), Arc::clone(&intake.activity));
     intake.service.connections.may_take_calls(&activity).await;
-    if replies.has_lost_peer() {
+    if open.replies.has_lost_peer() {
         return;
     }
-    flow.schedule(flushed(&replies, take_calls(flow, intake, receiver))).await;
+    flow.schedule(flushed(&open.replies, take_calls(flow, intake, receiver))).await;
+    open.answer_last_calls(&socket, &activity).await;
 }
 
 /// Does the work, and sends the replies that are left whenever it waits.

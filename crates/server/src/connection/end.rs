@@ -13,7 +13,8 @@ use crate::connections::Activity;
 use crate::service::Service;
 use crate::state::ConnectionId;
 
-/// How long the last calls may take to be answered while the server goes on.
+/// How long the last calls of a connection that the server ends, or that its peer has lost, may
+/// take to be answered while the server goes on.
 pub(crate) const LAST_CALLS_MAX: Duration = Duration::from_secs(10);
 /// How long the last replies may take to reach the peer while the server goes on.
 const FINISH_MAX: Duration = Duration::from_secs(1);
@@ -62,19 +63,34 @@ pub(super) struct Open<'a> {
     pub(super) sender: AbortHandle,
 }
 
+impl Open<'_> {
+    /// Waits until a peer that has ended its own side alone, and answers no callback, has all its
+    /// replies.
+    pub(super) async fn answer_last_calls(&self, socket: &Socket, activity: &Activity) {
+        if socket.sends_no_more() && !self.replies.has_lost_peer() {
+            self.end_callbacks();
+            activity.calls_ended().await;
+        }
+    }
+
+    fn end_callbacks(&self) {
+        self.service.callbacks.remove(self.connection);
+        self.service.state.connection_closed(self.connection);
+    }
+}
+
 impl Drop for Open<'_> {
     fn drop(&mut self) {
         self.sender.abort();
         self.replies.close();
-        self.service.callbacks.remove(self.connection);
-        self.service.state.connection_closed(self.connection);
+        self.end_callbacks();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::{ErrorKind, Read};
-    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+    use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 
     use rpc::server::Slot;
     use tempfile::TempDir;
@@ -152,6 +168,25 @@ mod tests {
         rig.stop.send_replace(true);
         assert!(timeout(MUCH_LONGER, &mut rig.serving).await.is_err());
         assert_eq!(rig.activity.calls(), 1);
+        rig.end().await;
+    }
+
+    #[tokio::test]
+    async fn peer_that_has_ended_its_own_side_gets_its_last_reply_however_late() {
+        let mut rig = Rig::new().await;
+        rig.client.shutdown(Shutdown::Write).unwrap();
+        assert!(!rig.is_closed(), "it could not be answered");
+        assert!(!rig.serving.is_finished());
+        rig.end().await;
+    }
+
+    #[tokio::test]
+    async fn peer_that_has_ended_its_own_side_is_evicted_as_others_are() {
+        let mut rig = Rig::new().await;
+        rig.client.shutdown(Shutdown::Write).unwrap();
+        assert!(!rig.is_closed());
+        drop(rig.server.service().connections.evict_peer(Ipv4Addr::LOCALHOST.into()));
+        assert!(rig.is_closed());
         rig.end().await;
     }
 
