@@ -6,6 +6,7 @@ mod stay;
 mod timing;
 
 use std::future::poll_fn;
+use std::mem;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -32,7 +33,7 @@ use crate::service::Service;
 use crate::state::{ConnectionId, Receiving};
 use dues::{Charge, Dues};
 pub(crate) use end::LAST_CALLS_MAX;
-use end::{Open, drain};
+use end::{Open, Unanswered, drain};
 use stay::{Stayed, Streak};
 use timing::Timed;
 
@@ -482,10 +483,9 @@ impl Intake {
         let at_work = self.thread_calls.begin();
         // In its place on the heap, which is allocated first: it is large, and a move is a copy.
         let work = Box::into_pin(Box::write(Box::new_uninit(), async move {
-            let link = replies.link();
-            let is_queued = matches!(thread, Thread::Data | Thread::Metadata);
-            let queue_ns = is_queued.then(|| Moment::now().nanoseconds_since(received));
-            let (client, is_timed) = (&client, kind.is_some());
+            let unanswered = Unanswered(&replies);
+            let queue_ns = thread.is_queued().then(|| Moment::now().nanoseconds_since(received));
+            let (link, client, is_timed) = (replies.link(), &client, kind.is_some());
             let origin = Origin { peer, link, client, received, is_timed, queue_ns, record };
             let mut ended = Ended::default();
             let mut verdict = dispatch::answer(&service, origin, &mut call, &mut ended).await;
@@ -502,6 +502,7 @@ impl Intake {
             }
             send(&replies, verdict, slot);
             drop(at_work);
+            mem::forget(unanswered);
         }));
         Some(Accepted { thread, share, work, transfer, is_alone, received, is_limited })
     }

@@ -126,6 +126,13 @@ pub(crate) enum Thread {
     Metadata,
 }
 
+impl Thread {
+    /// Whether a call waits for it in a queue.
+    pub(crate) fn is_queued(self) -> bool {
+        matches!(self, Self::Data | Self::Metadata)
+    }
+}
+
 /// How the thread is chosen that begins the work on the calls of a procedure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ThreadRule {

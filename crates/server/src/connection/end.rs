@@ -87,10 +87,23 @@ impl Drop for Open<'_> {
     }
 }
 
+/// Ends the connection when it is dropped, by a panic in the work on a call or with the tasks of a
+/// server that ends: the peer would wait for a reply as long as the connection stands.
+pub(super) struct Unanswered<'a>(pub(super) &'a ReplyQueue);
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        // Those of other calls, which were performed.
+        self.0.flush();
+        self.0.close();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{ErrorKind, Read};
-    use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+    use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
 
     use rpc::server::Slot;
     use tempfile::TempDir;
@@ -106,6 +119,13 @@ mod tests {
     const LIMIT: Duration = Duration::from_millis(20);
     /// Long enough to see what waits for no more than the limit.
     const MUCH_LONGER: Duration = Duration::from_millis(300);
+
+    /// A client, and its connection and address at the server.
+    fn connected() -> (TcpStream, (TcpStream, SocketAddr)) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (client, listener.accept().unwrap())
+    }
 
     /// A connection with a call at work, which ends with its slot.
     struct Rig {
@@ -124,9 +144,7 @@ mod tests {
             let dir = directory();
             let server = Server::start(config(dir.path(), "", "")).await.unwrap();
             let service = Arc::clone(server.service());
-            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-            let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            let (accepted, address) = listener.accept().unwrap();
+            let (client, (accepted, address)) = connected();
             let permit = service.connections.enter(address, || false).await.unwrap();
             let activity = Arc::clone(&permit.activity);
             let mut call = activity.slot(0).await.unwrap();
@@ -187,6 +205,24 @@ mod tests {
         assert!(!rig.is_closed());
         drop(rig.server.service().connections.evict_peer(Ipv4Addr::LOCALHOST.into()));
         assert!(rig.is_closed());
+        rig.end().await;
+    }
+
+    #[tokio::test]
+    async fn work_that_is_dropped_without_a_reply_ends_its_connection() {
+        let rig = Rig::new().await;
+        let (_peer, (accepted, peer)) = connected();
+        let transport = Socket::new(accepted).unwrap();
+        let service = rig.server.service();
+        let (client, buffers) = (rig.activity.client(), Arc::clone(&service.buffers));
+        let replies = ReplyQueue::new(peer, client, transport, buffers);
+        let work = || {
+            let _unanswered = Unanswered(&replies);
+            panic!("the work on a call");
+        };
+        catch_unwind(AssertUnwindSafe(work)).unwrap_err();
+        assert!(replies.has_lost_peer());
+        rig.stop.send_replace(true);
         rig.end().await;
     }
 
