@@ -27,7 +27,7 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 use tokio::task::coop::unconstrained;
 
-use crate::fs::{CLOCK, LiveAttributes, Status, attributes_of};
+use crate::fs::{CLOCK, LiveAttributes, Status, attributes_of_linked_or_not};
 
 /// The attributes of an object as a reply may have them: size and times never claim a change that
 /// the data may not show yet. All else is as it was when they were read. Only the lock of an inode
@@ -277,7 +277,9 @@ impl Change {
     /// nothing.
     pub(crate) fn end_written(self, fd: BorrowedFd<'_>, written: u64, by: Clients) -> Wcc {
         match self.held {
-            Held::Exclusive(_) if written == 0 => self.end_refused(attributes_of(fd).ok()),
+            Held::Exclusive(_) if written == 0 => {
+                self.end_refused(attributes_of_linked_or_not(fd).ok())
+            }
             _ => self.end_by(fd, written, Done { by, mtime: Mtime::Renewed }),
         }
     }
@@ -288,7 +290,8 @@ impl Change {
         if matches!(self.held, Held::Shared(_)) {
             self.system_calls().note();
         }
-        let (begun, look) = (self.before, || attributes_of(fd).ok());
+        // A client may have removed the last name and hold the object open.
+        let (begun, look) = (self.before, || attributes_of_linked_or_not(fd).ok());
         match self.held {
             Held::Exclusive(guard) => guard.end(begun, Some(done), look()),
             Held::Shared(shared) => shared.end(begun, written, done.by, look),
@@ -350,9 +353,11 @@ impl Drop for SharedGuard {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::os::fd::AsFd;
     use std::time::Duration;
 
     use super::*;
+    use crate::fs::attributes_of;
 
     const DONE: Done = Done { by: Clients::One(1), mtime: Mtime::Renewed };
 
@@ -414,6 +419,22 @@ mod tests {
         assert_eq!(seen(&lock, 10), after_a);
         assert_eq!(end(d, 11), (after_a, look(11).unwrap().stamp()));
         assert_eq!(seen(&lock, 11), look(11).unwrap().stamp());
+    }
+
+    #[tokio::test]
+    async fn writes_of_a_file_without_a_name_are_seen_as_they_end() {
+        let file = tempfile::tempfile().unwrap();
+        let live = || attributes_of_linked_or_not(&file);
+        let lock = InodeLock::default();
+        let begin = async || lock.share(Lengths::ANY, live).await.ok().unwrap();
+        let (first, second) = (begin().await, begin().await);
+        file.set_len(100).unwrap();
+        let wcc = first.end_written(file.as_fd(), 100, Clients::One(1));
+        assert_eq!(wcc.after.unwrap().stamp().size, 100);
+        assert_eq!(lock.attributes(live().unwrap()).stamp().size, 100);
+        file.set_len(200).unwrap();
+        let wcc = second.end_written(file.as_fd(), 200, Clients::One(1));
+        assert_eq!(wcc.after.unwrap().stamp().size, 200);
     }
 
     #[tokio::test]
