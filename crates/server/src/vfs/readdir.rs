@@ -199,9 +199,8 @@ fn describe(
 ) -> (u64, Option<Result<Found, Status>>) {
     // The parent of the root is not served: `..` is the root itself.
     if entry.name == c".." && *directory.handle() == directory.root().handle {
-        let root = find_or_log(directory, fd, c".");
-        let fileid = root.as_ref().map_or(entry.fileid, |root| root.attributes.fileid);
-        return (fileid, known.is_some().then_some(root));
+        let root = known.map(|_| find_or_log(directory, fd, c"."));
+        return (directory.root().fileid, root);
     }
     let object = known.map(|known| {
         // Where `..` leads is checked by its descriptor.

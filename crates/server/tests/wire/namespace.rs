@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use proto::nfs3::*;
 
 use crate::client::{Client, Ids, mode, ok, refusal, size};
-use crate::fixture::{Fixture, is_root};
+use crate::fixture::{Fixture, is_root, set_mode};
 use crate::skip::skip_in_ci_too;
 
 #[test]
@@ -42,7 +42,18 @@ fn dot_is_the_directory_and_nothing_is_above_the_root() {
     assert_eq!(ok(client.lookup(dir, b"..")).object, root);
     assert_eq!(ok(client.lookup(deeper, b"..")).object, dir);
     let through_root = ok(client.lookup(root, b"..")).object_attributes.unwrap();
-    assert_eq!(through_root.fileid, client.getattr(root).unwrap().fileid);
+    let fileid = client.getattr(root).unwrap().fileid;
+    assert_eq!(through_root.fileid, fileid);
+    let listed = |client: &mut Client| {
+        let page = client.readdir(root, 0, 4096).unwrap();
+        page.names.iter().find(|entry| entry.name == b"..").unwrap().fileid
+    };
+    assert_eq!(listed(&mut client), fileid);
+    if is_root() {
+        let mut other = fixture.client().becoming(Ids::user(1000));
+        set_mode(&fixture.exported(""), 0o744);
+        assert_eq!(listed(&mut other), fileid, "to whom may not search it");
+    }
 }
 
 #[test]
