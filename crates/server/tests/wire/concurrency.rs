@@ -1,7 +1,9 @@
 //! Many clients at once: each change is atomic, none is lost, and no call waits forever.
 
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use proto::nfs3::*;
 
@@ -53,6 +55,45 @@ fn one_of_many_creates_a_name() {
         });
         assert_eq!(won.iter().filter(|won| **won).count(), 1, "round {round}");
     }
+}
+
+#[test]
+fn create_beside_a_local_program_with_the_same_name_never_misses_it() {
+    let fixture = Fixture::new();
+    let (mut client, root) = fixture.mounted();
+    let (is_over, lasts) = (AtomicBool::new(false), Duration::from_millis(700));
+    let path = fixture.exported("lock");
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let started = Instant::now();
+            while started.elapsed() < lasts {
+                // The client may have it.
+                let _ = std::fs::File::create_new(&path);
+                let _ = std::fs::remove_file(&path);
+            }
+            is_over.store(true, Ordering::Release);
+        });
+        let attributes = SetAttributes::default();
+        let ways = [
+            CreateHow::Unchecked(attributes),
+            CreateHow::Guarded(attributes),
+            CreateHow::Exclusive([7; 8]),
+        ];
+        for (nth, how) in ways.iter().cycle().enumerate() {
+            if nth.is_multiple_of(ways.len()) && is_over.load(Ordering::Acquire) {
+                break;
+            }
+            match client.create_how(root, b"lock", *how) {
+                Ok(_) => drop(client.remove(root, b"lock")),
+                // Too many lost races in a row are a matter of time too.
+                Err(refused) => assert!(
+                    matches!(refused.status, Status::Exist | Status::Jukebox),
+                    "{how:?}: {:?}",
+                    refused.status
+                ),
+            }
+        }
+    });
 }
 
 #[test]

@@ -22,6 +22,9 @@ use crate::vfs::{
     Vfs, Wcc, attributes_and_birth_at, attributes_of, attributes_of_linked_or_not,
 };
 
+/// How often CREATE tries a name that local programs make and remove at the same time.
+const ATTEMPTS: usize = 8;
+
 /// How CREATE treats a name that exists (RFC 1813 §3.3.8, `createmode3`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CreateMode {
@@ -184,13 +187,29 @@ impl Made {
     }
 }
 
-/// CREATE as the identity of this thread. A name that exists is tried second: creating needs no
-/// lookup first, and CREATE of an existing file needs no permission on the directory.
+/// CREATE as the identity of this thread.
 fn create_file(directory: &Inode, name: &CStr, how: CreateMode) -> Result<Made, Status> {
     let change = unmasked(directory, how.change());
+    for _ in 0..ATTEMPTS {
+        if let Some(made) = create_or_take(directory, name, how, &change)? {
+            return Ok(made);
+        }
+    }
+    Err(Status::Delay)
+}
+
+/// A name that exists is tried second: creating needs no lookup first, and CREATE of an existing
+/// file needs no permission on the directory. `None` if a local program has removed the name
+/// between the two.
+fn create_or_take(
+    directory: &Inode,
+    name: &CStr,
+    how: CreateMode,
+    change: &AttributeChange,
+) -> Result<Option<Made>, Status> {
     match how {
-        CreateMode::Exclusive(..) => match create_unnamed(directory, name, &change)? {
-            Exclusive::Made(new) => return Ok(Made::New(new)),
+        CreateMode::Exclusive(..) => match create_unnamed(directory, name, change)? {
+            Exclusive::Made(new) => return Ok(Some(Made::New(new))),
             Exclusive::NameExists => return take_existing(directory, name, how),
             Exclusive::Unsupported => {}
         },
@@ -199,7 +218,7 @@ fn create_file(directory: &Inode, name: &CStr, how: CreateMode) -> Result<Made, 
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mode = Mode::from_raw_mode(change.mode.unwrap_or(0) & 0o7777);
     match openat(directory.fd(), name, flags, mode) {
-        Ok(fd) => adopt_new_file(directory, name, fd, &change).map(Made::New),
+        Ok(fd) => adopt_new_file(directory, name, fd, change).map(|new| Some(Made::New(new))),
         Err(Errno::EXIST) => take_existing(directory, name, how),
         Err(errno) => Err(errno.into()),
     }
@@ -336,9 +355,16 @@ fn remove_new(directory: &Inode, name: &CStr, made: Option<BorrowedFd<'_>>, flag
     }
 }
 
-fn take_existing(directory: &Inode, name: &CStr, how: CreateMode) -> Result<Made, Status> {
-    let (found, fd) = find_child(directory, name)?;
-    match how {
+/// The file of this name, where `how` takes one that exists; `None` if there is none any more.
+fn take_existing(directory: &Inode, name: &CStr, how: CreateMode) -> Result<Option<Made>, Status> {
+    if matches!(how, CreateMode::Guarded(_)) {
+        return Err(Status::Exists);
+    }
+    let (found, fd) = match find_child(directory, name) {
+        Err(Status::NoEntry) => return Ok(None),
+        found => found?,
+    };
+    let existing = match how {
         CreateMode::Guarded(_) => Err(Status::Exists),
         CreateMode::Unchecked(_) if found.attributes.is_directory() => Err(Status::IsDirectory),
         CreateMode::Unchecked(_) if !found.attributes.is_regular() => Err(Status::Exists),
@@ -349,7 +375,8 @@ fn take_existing(directory: &Inode, name: &CStr, how: CreateMode) -> Result<Made
                 && verifier_in(&found.attributes) == Some(verifier);
             if made_by_same { Ok(Made::Existing(found, fd, None)) } else { Err(Status::Exists) }
         }
-    }
+    };
+    existing.map(Some)
 }
 
 /// The verifier of an exclusive create is kept in the file's times, where it survives a restart of
