@@ -12,7 +12,7 @@ use rustix::fs::{Mode, OFlags, RawDir, openat};
 use crate::fs::{LiveAttributes, PATH_ONLY, Status, attributes_of};
 
 /// How deep a directory may lie below its export before it counts as outside of it. Longer than
-/// any path that PATH_MAX (4,096 bytes) allows.
+/// any path that PATH_MAX (4,096 bytes) allows; a tree made or renamed by handles can be deeper.
 pub(super) const DEPTH_MAX: usize = 2048;
 /// Objects remembered by path when handles cannot be opened; about 150 bytes each, 250 with an
 /// earlier name.

@@ -117,11 +117,20 @@ impl AttributeChange {
 impl Vfs {
     /// GETATTR, RFC 1813 §3.3.1.
     pub(crate) async fn getattr(&self, object: &Object) -> Result<Attributes, Status> {
+        Ok(self.open_with_attributes(object).await?.1)
+    }
+
+    /// The object with its attributes.
+    pub(super) async fn open_with_attributes(
+        &self,
+        object: &Object,
+    ) -> Result<(Arc<Inode>, Attributes), Status> {
         let (file, live) = self.open_inode(object).await?;
-        match live {
-            Some(live) => Ok(file.lock.attributes(live)),
-            None => self.attributes(&file).await,
-        }
+        let attributes = match live {
+            Some(live) => file.lock.attributes(live),
+            None => self.attributes(&file).await?,
+        };
+        Ok((file, attributes))
     }
 
     /// SETATTR, RFC 1813 §3.3.2, as the caller. `guard`, when given, must be the ctime before.

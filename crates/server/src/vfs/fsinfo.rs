@@ -65,12 +65,12 @@ impl Vfs {
         object: &Object,
         tell: fn(rustix::fs::StatVfs) -> T,
     ) -> Answer<Option<Attributes>, T> {
-        let attributes = match self.getattr(object).await {
-            Ok(attributes) => attributes,
+        let (file, attributes) = match self.open_with_attributes(object).await {
+            Ok(opened) => opened,
             Err(status) => return Answer::refused(status),
         };
-        let root = std::sync::Arc::clone(object.root());
-        let job = move || Ok::<_, Status>(tell(rustix::fs::fstatvfs(root.directory())?));
+        // Not of the root: of a directory with a project quota the kernel returns that quota's.
+        let job = move || Ok::<_, Status>(tell(rustix::fs::fstatvfs(file.fd())?));
         let result = self.in_metadata_lane(io::Identity::Server, job).await;
         Answer { attributes: Some(attributes), result }
     }
