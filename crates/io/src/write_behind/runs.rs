@@ -475,8 +475,9 @@ impl Runs {
     /// write that may never come. Not those that are dirty again; they go their way.
     fn clean_and_ours(&self, batch: &Batch, left: Vec<ByteRange>) -> Vec<ByteRange> {
         let mut all = RangeSet::default();
-        left.into_iter().for_each(|pages| all.insert(pages));
         for &range in &batch.ranges {
+            // A truncation or a release has taken the rest out of the batch meanwhile.
+            left.iter().for_each(|pages| all.insert(pages.intersection(range)));
             self.announced.iter().for_each(|pages| all.insert(pages.intersection(range)));
         }
         for &range in &batch.ranges {
