@@ -4,6 +4,7 @@ import errno
 import mmap
 import os
 import signal
+import threading
 import time
 
 from place import (
@@ -211,6 +212,20 @@ def direct_io_and_the_cache_agree():
             same(read_direct("file", PAGE, 5 * PAGE)[:6], b"mapped", "a store")
             os.pwrite(direct, aligned(b"E" * PAGE), 6 * PAGE)
             same(mapping[6 * PAGE : 7 * PAGE], b"E" * PAGE, "a direct write, seen by the mapping")
+
+
+@check
+def pages_that_are_read_during_a_direct_write_are_not_kept():
+    size = 16 << 20
+    make("file", b"o" * size)
+    with opened("file", os.O_RDWR | DIRECT) as direct, opened("file", os.O_RDONLY) as cached:
+        writing = threading.Thread(target=os.pwrite, args=(direct, aligned(b"n" * size), 0))
+        writing.start()
+        while writing.is_alive():
+            os.pread(cached, PAGE, size - PAGE)
+        writing.join()
+    same(content_of("file")[-PAGE:], b"n" * PAGE, "the last page")
+    same(content_of("file"), b"n" * size, "content")
 
 
 @check

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use proto::nfs3::Status;
+use proto::nfs3::{FileHandle, Status};
 use rustix::io::Errno;
 use tokio::runtime::Handle;
 use tokio::time::timeout_at;
@@ -27,6 +27,22 @@ const WRITING_BACK_MAX: usize = 16;
 
 /// How long the exit of a program that a signal has ended waits for the server.
 pub(super) const EXIT_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// A WRITE of a file of which the kernel may have pages that are older. They are dropped as after a
+/// change by another client.
+struct StalePages<'a> {
+    operations: &'a Arc<Operations>,
+    handle: FileHandle,
+}
+
+impl Drop for StalePages<'_> {
+    fn drop(&mut self) {
+        // None while the mount ends.
+        if let Ok(runtime) = Handle::try_current() {
+            self.operations.changed_by_others(self.handle, &runtime);
+        }
+    }
+}
 
 impl Operations {
     /// OPEN. ACCESS checks the caller's permission, because later requests may be answered from
@@ -145,6 +161,12 @@ impl Operations {
             Some(_) => node.append_offset(&self.as_caller(head), offset).await?,
             None => offset,
         };
+        // The kernel may have cached pages at either offset. For O_DIRECT it drops them before the
+        // first WRITE of a write(2) and, up to Linux 6.17 and for asynchronous writes, not after
+        // the last: others may have read them again in between. Also if the caller is killed.
+        let is_direct = is_write && open.file.flags().direct;
+        let _stale = (open.bypasses_pages || is_direct || at != offset)
+            .then(|| StalePages { operations: self, handle: node.inode.handle() });
         // The kernel extends the file by itself.
         let growth = node.begin_growth(offset + count as u64);
         open.file.write_bytes_at(at, &data.slice(..count)).await?;
@@ -152,10 +174,6 @@ impl Operations {
         // RWF_DSYNC or `remount,sync`. For a file in the page cache the kernel sends FSYNC instead.
         if is_write && bypasses_pages && flags & O_DSYNC != 0 {
             open.file.inode().written()?.commit().await;
-        }
-        if open.bypasses_pages || at != offset {
-            // The kernel may have cached pages at either offset.
-            self.changed_by_others(node.inode.handle(), &Handle::current());
         }
         // The server clears set-id bits with the WRITE, and stat(2) after write(2) must show that.
         if write_flags & WRITE_KILL_SUIDGID != 0 && is_set_id(&node.inode) {
