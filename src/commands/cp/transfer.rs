@@ -74,7 +74,8 @@ pub(super) async fn transfer(
         Some(extents) => parts(source, sink, plan, extents, progress).await?,
     };
     make_safe(source, sink, plan).await?;
-    if written_end < end {
+    // The rest of an earlier copy may be longer than the source is now.
+    if written_end < end || plan.start > 0 {
         sink.set_size(end).await.map_err(Broken::Writing)?;
     }
     sink.check_close().await.map_err(Broken::Writing)?;
@@ -268,6 +269,21 @@ mod tests {
         let found = read(&sink.file().unwrap());
         assert_eq!(found.len(), expected.len());
         assert!(found == expected, "{planned_bytes} {size}");
+    }
+
+    #[tokio::test]
+    async fn no_more_of_an_earlier_copy_is_kept_than_the_source_has_now() {
+        let (from, to) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        from.write_all_at(&[1; 300_000], 0).unwrap();
+        to.write_all_at(&[1; 400_000], 0).unwrap();
+        let source = Source::Local { file: Arc::new(from), buffers: Buffers::default() };
+        let mut sink = Sink::local(to).unwrap();
+        let start = 208_000;
+        let (size, chunk_bytes) = (500_000, 4096);
+        let plan = Plan { start, extents: None, size, chunk_bytes, skip_zeros: false };
+        let copied = transfer(&source, &mut sink, &plan, &Progress::hidden()).await;
+        assert_eq!(copied.ok(), Some(300_000));
+        assert_eq!(sink.file().unwrap().metadata().unwrap().len(), 300_000);
     }
 
     #[tokio::test]
