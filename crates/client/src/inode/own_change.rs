@@ -9,11 +9,13 @@ use crate::cache::attributes::{self, Effect};
 use crate::cache::change::{Change, Evidence, OwnCall};
 
 /// A modifying call of this client in flight. Dropped without [`finish`](Self::finish), it counts
-/// as a call without a reply: its effect will be taken for a foreign change.
+/// as a call without a reply: its effect will be taken for a foreign change, and the attributes
+/// expire.
 #[derive(Debug)]
 pub(crate) struct OwnChange {
     inode: Arc<Inode>,
-    call: OwnCall,
+    /// `None` once it has finished.
+    call: Option<OwnCall>,
     sent: attributes::Sent,
 }
 
@@ -26,7 +28,7 @@ impl OwnChange {
     /// Updates the inode from the outcome of the call; `evidence` is that of its results. Returns
     /// the change stamp of the object, unless the call failed or another client changed it too.
     pub(crate) fn finish<T>(
-        self,
+        mut self,
         outcome: &Result<T>,
         evidence: impl FnOnce(&T) -> Evidence,
     ) -> Option<Change> {
@@ -37,7 +39,8 @@ impl OwnChange {
             // The server may have executed the call.
             Err(_) => return None,
         };
-        let Self { inode, call, sent } = self;
+        let (inode, sent) = (Arc::clone(&self.inode), self.sent);
+        let call = self.call.take()?;
         let mut known = inode.known();
         let from = known.tracker.known();
         let is_pair = evidence.as_ref().and_then(Evidence::is_pair);
@@ -59,6 +62,14 @@ impl OwnChange {
         inode.own_call_ended.notify_waiters();
         let is_own = matches!(attribution, Attribution::Own | Attribution::Unchanged);
         (evidence.is_some() && is_own).then_some(to)
+    }
+}
+
+impl Drop for OwnChange {
+    fn drop(&mut self) {
+        if self.call.take().is_some() {
+            self.inode.expire();
+        }
     }
 }
 
@@ -126,7 +137,7 @@ impl Inode {
         let sent = known.attributes.sending(Instant::now(), effect);
         let call = known.tracker.begin();
         known.disturbed_at = Instant::now();
-        OwnChange { inode: Arc::clone(self), call, sent }
+        OwnChange { inode: Arc::clone(self), call: Some(call), sent }
     }
 
     /// To be called before a call is sent that changes `name` in this directory.

@@ -104,6 +104,23 @@ async fn data_lost_by_the_server_is_not_sent_again_behind_a_cut() {
     assert_eq!(fs::read(fixture.exported("file")).unwrap(), [1; 5]);
 }
 
+#[tokio::test]
+async fn attributes_set_by_a_caller_that_is_gone_are_seen() {
+    let fixture = Fixture::new().await;
+    let (way, file_system) = mount_on_a_way(&fixture, &options()).await;
+    let inode = file_system.create(&file_system.root(), b"file", 0o644, true).await.unwrap();
+    way.setattrs.begin();
+    let (setting, set) = (file_system.clone(), Arc::clone(&inode));
+    let caller = tokio::spawn(async move {
+        let new = SetAttributes { mode: Some(0o600), ..SetAttributes::default() };
+        setting.set_attributes(&set, new).await
+    });
+    within(way.setattrs.held.notified()).await;
+    caller.abort();
+    assert!(caller.await.unwrap_err().is_cancelled());
+    assert_eq!(file_system.attributes(&inode).await.unwrap().mode & 0o777, 0o600);
+}
+
 /// A file with own data that is sent and not committed, before another client replaced it by `new`.
 /// Replies to COMMIT wait.
 async fn replaced_before_a_commit(fixture: &Fixture, new: &[u8]) -> (Arc<Way>, FileSystem, File) {
