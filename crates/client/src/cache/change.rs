@@ -284,6 +284,11 @@ impl ChangeTracker {
         self.observe_stamp(attributes.into(), undisturbed)
     }
 
+    /// Whether there was an own call since the object became known.
+    pub(crate) fn has_own_calls(&self) -> bool {
+        self.next > 1
+    }
+
     /// The sequence of the next own call, for [`decide_observed`](Self::decide_observed):
     /// attributes that have arrived have the effect of earlier calls at most.
     pub(crate) fn next_call(&self) -> u64 {

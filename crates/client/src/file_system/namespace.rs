@@ -267,9 +267,12 @@ impl FileSystem {
     /// Those of the call.
     pub async fn remove_dir(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
         silly_removals_ended_in(dir, name).await;
-        let change = dir.begin_name_change(name);
+        let (change, child) = (dir.begin_name_change(name), dir.child(name));
         let removed = self.nfs.rmdir(dir.handle(), name).await;
         change.finish(&removed, Evidence::of_removed_dir);
+        if let (Ok(_), Some(child)) = (&removed, child) {
+            child.note_removed_name();
+        }
         removed.map(drop)
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use proto::nfs3::Attributes;
+use proto::nfs3::{Attributes, FileType};
 
 use super::Inode;
 use crate::cache::attributes::{self, AttributeCache, AttributeTimeouts, Effect};
@@ -19,6 +19,8 @@ pub(super) struct Known {
     /// Own changes can be distinguished from foreign ones: not in a directory if the reply to the
     /// last own change in it had no stamp from before it.
     pub(super) is_attributing: bool,
+    /// This client has removed the last name: no attributes are asked for any more.
+    is_removed: bool,
 }
 
 /// The change stamp of an object and the number of foreign changes before a call, for
@@ -44,7 +46,7 @@ impl Sent {
         Self::At(Instant::now())
     }
 
-    fn at(self) -> Instant {
+    pub(super) fn at(self) -> Instant {
         match self {
             Self::At(at) => at,
             Self::InOrder(_, sent) => sent.at(),
@@ -61,7 +63,14 @@ impl Known {
             disturbed_at: Instant::now(),
             foreign_change_at: None,
             is_attributing: true,
+            is_removed: false,
         }
+    }
+
+    /// The last event, if this client has changed the object and not removed it.
+    pub(super) fn changed_until(&self) -> Option<Instant> {
+        let is_changed = self.tracker.has_own_calls() && !self.is_removed;
+        is_changed.then_some(self.disturbed_at)
     }
 
     /// Notes the time of a foreign change, unless it can be an own one.
@@ -140,6 +149,13 @@ impl Known {
 }
 
 impl Inode {
+    /// To be called when this client has removed a name of the object.
+    pub(crate) fn note_removed_name(&self) {
+        let mut known = self.known();
+        let Attributes { file_type, nlink, .. } = *known.attributes.latest();
+        known.is_removed = file_type == FileType::Directory || nlink <= 1;
+    }
+
     /// When another client's change was last noticed. Of a directory only if the server returns the
     /// stamps from before own changes, which count as foreign otherwise.
     pub(crate) fn foreign_change_at(&self) -> Option<Instant> {

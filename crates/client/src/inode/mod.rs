@@ -562,7 +562,8 @@ impl Drop for Inode {
         {
             self.superblock().note_lost(error);
         }
-        self.table.forget(&self.handle);
+        let changed_until = self.known().changed_until();
+        self.table.forget(&self.handle, changed_until);
     }
 }
 

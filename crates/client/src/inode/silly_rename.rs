@@ -192,7 +192,11 @@ pub(crate) async fn remove(nfs: &Nfs3, dir: &Arc<Inode>, name: &[u8]) -> Result<
     let removed = nfs.remove(dir.handle(), name).await;
     change.finish(&removed, Evidence::of_removed_dir);
     if let Some(of_file) = of_file {
+        let file = Arc::clone(of_file.inode());
         of_file.finish(&removed, Evidence::of_removed_file);
+        if removed.is_ok() {
+            file.note_removed_name();
+        }
     }
     removed.map(drop)
 }

@@ -7,9 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use spillway_client::{FileSystem, Inode, MountOptions, UseReaddirplus};
+use proto::nfs3::{Attributes, SetAttributes};
+use spillway_client::{FileSystem, Inode, MountOptions, OpenFlags, UseReaddirplus};
 
 use crate::fixture::{Fixture, options, root_user};
+use crate::peer::within;
+
+const WRITE: OpenFlags = OpenFlags { read: true, write: true, sync: false, direct: false };
 
 /// Some thirty replies.
 const ENTRIES: usize = 20_000;
@@ -228,6 +232,36 @@ async fn a_long_listing_fetches_the_attributes_that_are_needed() {
     let (listed, names_only) = large.calls_of(list(&fresh, &dir, 0)).await;
     assert_holds_once(&listed, (0..ENTRIES).map(name));
     assert!(names_only.whole * 2 < readdirs.all, "{names_only:?} and {readdirs:?}");
+}
+
+#[tokio::test]
+async fn an_older_listing_does_not_undo_own_changes_of_a_dropped_inode() {
+    let fixture = Fixture::new().await;
+    File::create(fixture.exported("file")).unwrap();
+    let options = MountOptions { readdirplus: UseReaddirplus::Always, ..options() };
+    let (url, user) = (fixture.url(), root_user());
+    let file_system = FileSystem::mount(&url, &user, &options, Arc::default()).await.unwrap();
+    let root = file_system.root();
+    list(&file_system, &root, BUFFER_ENTRIES).await;
+    let inode = file_system.lookup(&root, b"file").await.unwrap();
+    let new = SetAttributes { mode: Some(0o600), ..SetAttributes::default() };
+    file_system.set_attributes(&inode, new).await.unwrap();
+    let file = file_system.open(&inode, WRITE).await.unwrap();
+    file.write_at(0, b"hello").await.unwrap();
+    file.close().await.unwrap();
+    let dropped = Arc::downgrade(&inode);
+    drop(inode);
+    let is_dropped = async {
+        while dropped.strong_count() > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    within(is_dropped).await;
+    let calls = fixture.figure("calls");
+    let again = file_system.lookup(&root, b"file").await.unwrap();
+    assert_eq!(fixture.figure("calls"), calls, "it is found in the listing");
+    let Attributes { size, mode, .. } = file_system.attributes(&again).await.unwrap();
+    assert_eq!((size, mode & 0o777), (5, 0o600));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
