@@ -18,8 +18,8 @@ RUN_SECS_MAX = 100
 LATER_SECS_MAX = 5
 # What a killed process leaves to others to undo.
 UNDO_SECS_MAX = 60
-# A round that the machine delays widens the interval of a comparison. One of three hides a factor of 100 if
-# it takes 14 times as long as the others; one of five, if it takes 400 times as long.
+# A round that the machine delays widens the interval of a comparison. One of three hides a factor
+# of 100 if it takes 14 times as long as the others; one of five, if it takes 400 times as long.
 ROUNDS_TO_COMPARE = ("--rounds", 5)
 # Groups of counters of docs/io-modes.md: each READ is in one of the first, each WRITE in one of
 # the second.

@@ -39,8 +39,8 @@ impl OwnChange {
             // The server may have executed the call.
             Err(_) => return None,
         };
-        let (inode, sent) = (Arc::clone(&self.inode), self.sent);
         let call = self.call.take()?;
+        let (inode, sent) = (&self.inode, self.sent);
         let mut known = inode.known();
         let from = known.tracker.known();
         let is_pair = evidence.as_ref().and_then(Evidence::is_pair);

@@ -357,26 +357,30 @@ fn remove_new(directory: &Inode, name: &CStr, made: Option<BorrowedFd<'_>>, flag
 
 /// The file of this name, where `how` takes one that exists; `None` if there is none any more.
 fn take_existing(directory: &Inode, name: &CStr, how: CreateMode) -> Result<Option<Made>, Status> {
-    if matches!(how, CreateMode::Guarded(_)) {
-        return Err(Status::Exists);
-    }
-    let (found, fd) = match find_child(directory, name) {
-        Err(Status::NoEntry) => return Ok(None),
-        found => found?,
+    let look = || match find_child(directory, name) {
+        Err(Status::NoEntry) => Ok(None),
+        found => found.map(Some),
     };
-    let existing = match how {
+    match how {
         CreateMode::Guarded(_) => Err(Status::Exists),
-        CreateMode::Unchecked(_) if found.attributes.is_directory() => Err(Status::IsDirectory),
-        CreateMode::Unchecked(_) if !found.attributes.is_regular() => Err(Status::Exists),
-        CreateMode::Unchecked(change) => Ok(Made::Existing(found, fd, change.size)),
+        CreateMode::Unchecked(change) => match look()? {
+            None => Ok(None),
+            Some((found, _)) if found.attributes.is_directory() => Err(Status::IsDirectory),
+            Some((found, _)) if !found.attributes.is_regular() => Err(Status::Exists),
+            Some((found, fd)) => Ok(Some(Made::Existing(found, fd, change.size))),
+        },
         CreateMode::Exclusive(verifier, change) => {
+            let Some((found, fd)) = look()? else { return Ok(None) };
             let made_by_same = found.attributes.is_regular()
                 && found.attributes.size == change.size.unwrap_or(0)
                 && verifier_in(&found.attributes) == Some(verifier);
-            if made_by_same { Ok(Made::Existing(found, fd, None)) } else { Err(Status::Exists) }
+            if made_by_same {
+                Ok(Some(Made::Existing(found, fd, None)))
+            } else {
+                Err(Status::Exists)
+            }
         }
-    };
-    existing.map(Some)
+    }
 }
 
 /// The verifier of an exclusive create is kept in the file's times, where it survives a restart of
